@@ -1,0 +1,1 @@
+"""Reads a llama-server start-up log and explains what the VRAM went to."""
