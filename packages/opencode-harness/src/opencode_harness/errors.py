@@ -48,9 +48,7 @@ class ScenarioError(HarnessError):
 
     exit_code = 2
 
-    def __init__(
-        self, path: Path, line: int | None, column: int | None, message: str, *, hint: str = ""
-    ) -> None:
+    def __init__(self, path: Path, line: int | None, column: int | None, message: str, *, hint: str = "") -> None:
         place = str(path) if line is None else f"{path}:{line}:{column}"
         super().__init__(f"{place}: {message}", hint=hint)
         self.path = path

@@ -1,0 +1,192 @@
+"""The command: parses arguments, prints, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from llama_launch import LlamaLaunchError
+
+from opencode_harness.errors import HarnessError
+from opencode_harness.opencode import find_opencode, install_opencode
+from opencode_harness.scenario import load_scenario, scenario_paths
+from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite
+
+__all__ = ["main"]
+
+_EXAMPLES = """\
+examples:
+  opencode-harness install                      install the OpenCode that ./package.json pins
+  opencode-harness validate scenarios           check scenario files without running anything
+  opencode-harness run scenarios                start a server, run every scenario, report
+  opencode-harness run scenarios/read/read_file.yaml --server http://127.0.0.1:8080
+  opencode-harness run scenarios -- -k edit     what follows -- goes to pytest
+"""
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status.
+
+    0: all is well. 1: a scenario failed. 2: usage, or a faulty scenario file. 3: no OpenCode, no server. 130: Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, pytest_arguments = _split(arguments)
+    options = _parser().parse_args(arguments)
+    options.pytest_arguments = pytest_arguments
+    try:
+        with _termination_as_interrupt():
+            return int(options.command(options))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        return _INTERRUPTED
+    except (HarnessError, LlamaLaunchError) as error:
+        return _told(error, debug=options.debug)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    index = arguments.index("--")
+    return arguments[:index], arguments[index + 1 :]
+
+
+def _told(error: HarnessError | LlamaLaunchError, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    print(f"error: {error}", file=sys.stderr)
+    if getattr(error, "hint", ""):
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return int(getattr(error, "exit_code", 3))
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM and a closed terminal unwind like Ctrl-C, so that everything started is ended."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="opencode-harness",
+        description="Test the real OpenCode terminal, black-box, against a local llama.cpp server.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = importlib.metadata.version("opencode-harness")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_install(commands)
+    _add_validate(commands)
+    _add_run(commands)
+    return parser
+
+
+def _add_install(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "install",
+        help="install the OpenCode version that package.json pins",
+        description="Install the OpenCode version that DIR/package.json pins, with npm, unless it is there already.",
+        epilog="example:\n  opencode-harness install .",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("dir", nargs="?", type=Path, default=Path(), metavar="DIR", help="default: here")
+    command.set_defaults(command=_install)
+
+
+def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "validate",
+        help="check scenario files",
+        description="Check scenario files against the schema; says file, line and column of what is wrong.",
+        epilog="example:\n  opencode-harness validate scenarios",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    command.set_defaults(command=_validate)
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "run",
+        help="run scenarios with the real OpenCode",
+        description="Run scenarios with the real OpenCode. Starts a server unless --server names one that runs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    command.add_argument("--server", metavar="URL", help="address of a running llama-server; none: start one")
+    command.add_argument(
+        "--backend",
+        choices=("auto", "embedded", "external"),
+        default="auto",
+        help="what to start: llama-server from PATH (external), the one in a Python wheel (embedded), or the first "
+        "of these that is there (auto, the default)",
+    )
+    command.add_argument("--profile", default="smollm2-135m", help="llama-launch profile to start (%(default)s)")
+    command.add_argument("--opencode", metavar="PATH", help="OpenCode executable (node_modules, then PATH)")
+    command.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="folder for logs and screens; must be new or empty"
+    )
+    command.set_defaults(command=_run)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _install(options: argparse.Namespace) -> int:
+    _say(str(install_opencode(options.dir, _say)))
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    for path in scenario_paths(options.scenarios):
+        scenario = load_scenario(path)
+        noun = "expectation" if len(scenario.expectations) == 1 else "expectations"
+        _say(f"{path}: ok, {len(scenario.expectations)} {noun}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    paths = scenario_paths(options.scenarios)
+    for path in paths:
+        load_scenario(path)
+    spec = SuiteSpec(
+        scenarios=paths,
+        server=ServerChoice(options.server, options.backend, options.profile),
+        opencode=find_opencode(options.opencode),
+        run_dir=_run_folder(options.run_dir),
+        pytest_arguments=options.pytest_arguments,
+    )
+    return run_suite(spec, _say)
+
+
+def _run_folder(chosen: Path | None) -> Path:
+    if chosen is None:
+        return new_run_folder()
+    folder = chosen.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HarnessError(f"{folder} is not empty", hint="name a new folder: every run keeps its own logs")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
