@@ -5,7 +5,7 @@ from pathlib import Path
 from opencode_harness.opencode_log import OpenCodeLog, PermissionAsked
 
 # Lines as OpenCode 1.18.33 writes them, shortened.
-LOOP = b"timestamp=2026-12-01T06:00:00 level=INFO message=loop session.id=ses_main step=0\n"
+LOOP = b"timestamp=2026-12-01T06:37:30.371Z level=INFO run=23d66789 message=loop session.id=ses_main step=0\n"
 SUB_LOOP = LOOP.replace(b"ses_main", b"ses_sub")
 EXIT = b'timestamp=2026-12-01T06:00:05 level=INFO message="exiting loop" session.id=ses_main\n'
 SUB_EXIT = EXIT.replace(b"ses_main", b"ses_sub")

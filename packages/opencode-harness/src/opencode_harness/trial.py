@@ -115,13 +115,17 @@ def run_trial(spec: TrialSpec) -> TrialResult:
     turns = _turns(spec.scenario, layout)
     upstream = spec.upstream if turns is None else None
     with Proxy(upstream=upstream, turns=turns or (), journal=layout.artefacts / "requests.jsonl") as proxy:
-        run = _drive(spec, layout, project, proxy, log)
+        try:
+            run = _drive(spec, layout, project, proxy, log)
+        finally:
+            _keep_opencode_log(layout)
+            # OpenCode unpacks its native libraries here at every start and leaves them.
+            shutil.rmtree(layout.tmp, ignore_errors=True)
         problems = [Problem(fault.kind, fault.message) for fault in proxy.faults]
         problems += _unused(turns, proxy)
         exchanges = proxy.exchanges
         tools = tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results())
     log.refresh()
-    _keep_opencode_log(layout)
     evidence = _evidence(spec.scenario, layout, before, run, log, exchanges, tools)
     result = _judge(spec.scenario, run, problems, evidence, layout)
     result = dataclasses.replace(result, requests=len(exchanges), duration_s=time.monotonic() - started)
