@@ -1,0 +1,59 @@
+"""What can go wrong when a log is read, as one tree.
+
+    VRAMReportError            every error that this package raises on purpose
+    ├── LogNotFound            the path cannot be opened
+    ├── LogNotRecognized       the input holds no line that a llama.cpp server prints
+    └── SelectionNotFound      a run, section or device that was asked for is not in the report
+
+Each message names the thing and what was found; `hint` says what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LogNotFound", "LogNotRecognized", "SelectionNotFound", "VRAMReportError"]
+
+
+class VRAMReportError(Exception):
+    """Root of this package's errors.
+
+    Attributes:
+        message: What happened, with the path or name it happened to.
+        hint: What the reader can do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class LogNotFound(VRAMReportError):
+    """The path cannot be opened or read."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path}: cannot read the log: {reason}", "Give the path of a llama-server log, or - for stdin."
+        )
+        self.path = path
+
+
+class LogNotRecognized(VRAMReportError):
+    """The input holds no line of a llama.cpp server."""
+
+    def __init__(self, path: str, lines: int) -> None:
+        super().__init__(
+            f"{path}: no llama-server start in {lines} lines",
+            "Record one with: llama-server -lv 4 ... 2>&1 | tee server.log",
+        )
+        self.path = path
+        self.lines = lines
+
+
+class SelectionNotFound(VRAMReportError):
+    """A run, section or device that was asked for is not there."""
+
+    def __init__(self, kind: str, wanted: str, available: list[str]) -> None:
+        super().__init__(f"no {kind} {wanted!r} in this report", f"Available: {', '.join(available) or 'none'}.")
+        self.kind = kind
+        self.wanted = wanted
+        self.available = available

@@ -1,0 +1,145 @@
+"""From text lines to records: one record for each fact that a line states.
+
+The rule: this module knows how lines are wrapped (containers, journals, colours, router children, JSON) and asks
+`grammar` what they say; it draws no conclusion from two lines. It keeps one line in memory at a time.
+
+A last line without its line end may be cut inside a number, so only records without fields are taken from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vram_report.grammar import FORMATS_BY_TRIGGER, LineFormat
+
+__all__ = ["Record", "iter_records"]
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[(?:0|1|3[0-9])m(?=\d+\.\d\d\.\d{3}|[IWED] |$)")
+WRAPPERS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\ufeff",
+        r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s(?:std(?:out|err) [FP] )?",
+        r"(?:[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d \S+ [^\s\[:]+(?:\[\d+\])?: ",
+        r"\d\d:\d\d:\d\d \S+ [^\s\[:]+\[\d+\]: ",
+        r"[A-Za-z0-9._-]+ +\| (?=\S)",
+        r"\[llama (?:Debug|Info|Warning|Error)\]: ",
+    )
+)
+PORT = re.compile(r"\[ *(?P<port>\d{1,5})\] ")
+CLOCK = re.compile(r"(?:^|\s|\.)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [IWED] ")
+INTEREST = re.compile("|".join(sorted(map(re.escape, FORMATS_BY_TRIGGER), key=len)))
+JSON_TEXT_KEYS = ("msg", "message", "log", "MESSAGE")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One fact as a line stated it.
+
+    Attributes:
+        line: Line number in the input, from 1.
+        kind: What the fact is, see `grammar.FORMATS`.
+        fields: The pattern's named groups as text; None where an optional part is absent.
+        style: The generation that the wording proves, or "".
+        port: The router child that printed the line, or None.
+        clock_s: Seconds since process start from the line's prefix, or None.
+    """
+
+    line: int
+    kind: str
+    fields: Mapping[str, str | None]
+    style: str
+    port: str | None
+    clock_s: float | None
+
+
+def iter_records(lines: Iterable[str]) -> Iterator[Record]:
+    r"""Yield the records of a log, in line order.
+
+    Args:
+        lines: The log's lines, with or without their line ends. When lines carry "\n", a last line without it
+            counts as cut.
+    """
+    terminated = False
+    for number, line in enumerate(lines, start=1):
+        ended = line.endswith("\n")
+        cut = terminated and not ended
+        terminated = terminated or ended
+        if INTEREST.search(line) is None:
+            continue
+        for record in _line_records(number, line):
+            if not cut or not record.fields:
+                yield record
+
+
+def _line_records(number: int, line: str) -> Iterator[Record]:
+    port, text = _unwrap(line)
+    message = _json_text(text)
+    if message is not text:
+        inner_port, text = _unwrap(message)
+        port = port or inner_port
+    clock_s = _clock(text)
+    for row, match in _matches(text):
+        yield Record(number, row.kind, match.groupdict(), _style(row, clock_s), port, clock_s)
+
+
+def _matches(text: str) -> Iterator[tuple[LineFormat, re.Match[str]]]:
+    for trigger, rows in FORMATS_BY_TRIGGER.items():
+        if trigger not in text:
+            continue
+        for row in rows:
+            for match in row.pattern.finditer(text):
+                yield row, match
+
+
+def _style(row: LineFormat, clock_s: float | None) -> str:
+    return (
+        "prefixed-2026" if clock_s is not None and row.style in ("", "kv-cells-2025", "print_info-2025") else row.style
+    )
+
+
+def _unwrap(line: str) -> tuple[str | None, str]:
+    """Strip wrappers, outermost first; returns the router child's port and the rest."""
+    text = ANSI.sub("", line.rstrip("\r\n").replace("\0", "").replace("\u00a0", " "))
+    port = None
+    stripping = True
+    while stripping:
+        stripping = False
+        for pattern in WRAPPERS:
+            match = pattern.match(text)
+            if match:
+                text, stripping = text[match.end() :], True
+        match = PORT.match(text)
+        if match:
+            port, text, stripping = match["port"], text[match.end() :], True
+    return port, text
+
+
+def _clock(text: str) -> float | None:
+    match = CLOCK.search(text, 0, 80)
+    if match is None:
+        return None
+    minutes, seconds, milli, micro = map(int, match.groups())
+    return minutes * 60 + seconds + milli / 1e3 + micro / 1e6
+
+
+def _json_text(text: str) -> str:
+    """The message and the plain fields of a JSON line, in the shape of the text form; other lines unchanged."""
+    if not text.startswith("{"):
+        return text
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(entry, dict):
+        return text
+    message = next((str(entry[key]) for key in JSON_TEXT_KEYS if key in entry), None)
+    if message is None:
+        return text
+    if ":" in message or "=" in message:
+        return message
+    fields = " ".join(f"{key}={value}" for key, value in entry.items() if key not in JSON_TEXT_KEYS)
+    return f"{message.rstrip()} | {fields}"
