@@ -43,7 +43,7 @@ def install(session: nox.Session, *requirements: str) -> None:
 
 def group(name: str) -> list[str]:
     """The requirements of a dependency group in the root pyproject.toml."""
-    return nox.project.dependency_groups(PYPROJECT, name)
+    return list(nox.project.dependency_groups(PYPROJECT, name))
 
 
 def editable(*, embedded: bool = False) -> list[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shlex
 
-from invoke import Context, task
+from invoke.context import Context
+from invoke.tasks import task
 
 EMBEDDED_EXTRA = "packages/llama-launch[embedded]"
 

@@ -50,7 +50,8 @@ def complete(base_url: str, messages: list[dict[str, Any]], tools: list[str]) ->
         body |= {"tools": [{"type": "function", "function": {"name": name}} for name in tools], "tool_choice": "auto"}
     headers = {"content-type": "application/json", "x-session-id": "ses_main"}
     request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
-    text, calls = "", {}
+    text = ""
+    calls: dict[int, dict[str, Any]] = {}
     with urllib.request.urlopen(request, timeout=30) as answer:
         for line in answer:
             if not line.startswith(b"data: {"):

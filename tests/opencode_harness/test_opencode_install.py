@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opencode_harness.errors import OpenCodeInstallError, OpenCodeNotFound
@@ -109,7 +110,7 @@ def test_a_broken_package_json_is_named(tmp_path: Path) -> None:
 def test_npm_ci_is_used_where_the_lock_file_covers_the_platform(
     system: str, machine: str, arguments: list[str]
 ) -> None:
-    lock = {"packages": {"node_modules/opencode-ai": {}, "node_modules/opencode-linux-x64": {}}}
+    lock: dict[str, Any] = {"packages": {"node_modules/opencode-ai": {}, "node_modules/opencode-linux-x64": {}}}
     assert npm_arguments(lock, system, machine) == arguments
 
 

@@ -9,7 +9,7 @@ it is used.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,7 @@ class ScenarioItem(pytest.Function):
             return str(excinfo.value)
         if isinstance(excinfo.value, HarnessError):
             return _with_hint(excinfo.value)
-        return super().repr_failure(excinfo, style)
+        return super().repr_failure(excinfo)
 
 
 def _relative(path: Path) -> Path:
@@ -151,11 +151,9 @@ def _trial_function(scenario: Scenario) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:  # pragma: no cover - see the tests that run pytest in a child process
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the trial's figures to its report."""
-    report: pytest.TestReport = yield  # type: ignore[misc,assignment]
+    report = yield
     result = item.stash.get(_RESULT, None)
     if result is not None and report.when == "call":
         noun = "request" if result.requests == 1 else "requests"
@@ -164,7 +162,7 @@ def pytest_runtest_makereport(
             ("summary", f"{result.duration_s:.1f} s, {result.requests} {noun}"),
             ("artefacts", str(result.artefacts)),
         ]
-    return report  # type: ignore[return-value]
+    return report
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:

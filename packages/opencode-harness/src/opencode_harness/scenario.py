@@ -213,17 +213,17 @@ def _place_of(source: YamlSource, fault: jsonschema.ValidationError) -> Location
 def _key_path(source: YamlSource, fault: jsonschema.ValidationError) -> tuple[str | int, ...]:
     path = tuple(fault.absolute_path)
     unknown = _unknown_keys(fault)
-    if fault.parent is None and unknown:
+    if unknown:
         return (*path, unknown[0])
-    if fault.validator == "additionalProperties" and unknown:
-        return (*path, unknown[0])
-    if fault.validator is not None and "propertyNames" in fault.absolute_schema_path:
+    if "propertyNames" in fault.absolute_schema_path:
         return (*path, str(fault.instance))
     return path
 
 
 def _unknown_keys(fault: jsonschema.ValidationError) -> list[str]:
     if fault.validator != "additionalProperties" or not isinstance(fault.schema, Mapping):
+        return []
+    if not isinstance(fault.instance, Mapping):
         return []
     known = fault.schema.get("properties", {})
     return [key for key in fault.instance if key not in known]

@@ -100,29 +100,33 @@ class _Builder:
             return self._mapping(node, key_path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*key_path, index)) for index, item in enumerate(node.value)]
-        return self._scalars.construct_object(node)  # type: ignore[no-untyped-call]
+        return self._scalars.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode, key_path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
-                raise ScenarioError(self.path, *_place(key_node), "a key must be plain text")
+                raise self._error(key_node, "a key must be plain text")
             if key in result:
-                raise ScenarioError(self.path, *_place(key_node), f"the key {key!r} is given twice")
-            self.locations[(*key_path, key)] = _place(key_node)
-            result[key] = self.build(value_node, (*key_path, key))
+                raise self._error(key_node, f"the key {key!r} is given twice")
+            entry = (*key_path, key)
+            self.locations[entry] = _place(key_node)
+            result[key] = self.build(value_node, entry)
         return result
 
     def _refuse_the_unusual(self, node: yaml.Node, key_path: KeyPath) -> None:
         if id(node) in self._seen:
-            raise ScenarioError(self.path, *_place(node), "YAML aliases are not supported; write it out")
+            raise self._error(node, "YAML aliases are not supported", hint="write it out")
         self._seen.add(id(node))
         if len(key_path) > _DEEPEST:
-            raise ScenarioError(self.path, *_place(node), "nested too deeply")
+            raise self._error(node, "nested too deeply")
         if node.tag not in _PLAIN_TAGS:
-            hint = "quote the value to make it text"
-            raise ScenarioError(self.path, *_place(node), f"unsupported value ({node.tag})", hint=hint)
+            raise self._error(node, f"unsupported value ({node.tag})", hint="quote the value to make it text")
+
+    def _error(self, node: yaml.Node, message: str, *, hint: str = "") -> ScenarioError:
+        line, column = _place(node)
+        return ScenarioError(self.path, line, column, message, hint=hint)
 
 
 def _place(node: yaml.Node) -> Location:

@@ -1,0 +1,155 @@
+"""The plugin as a user meets it: pytest in a child process, a small HTTP server in place of llama-server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+FAKE = Path(__file__).with_name("fake_opencode.py")
+PASSING = "prompt: Hi\nturns: [{text: hello there}]\nscreen_contains: hello there\n"
+FAILING = "prompt: Hi\nturns: [{text: hello there}]\nscreen_contains:\n  - hello there\n  - goodbye\n"
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers /slots with `n_slots` slots and notes every POST; erasing fails when `can_erase` is False."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.n_slots = 3
+        self.can_erase = True
+        self.posted: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def answer(self, status: int, document: object) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        slots = [{"id": index, "n_ctx": 8192, "is_processing": False} for index in range(self.server.n_slots)]
+        props = {"default_generation_settings": {"n_ctx": 8192}, "total_slots": self.server.n_slots}
+        self.answer(200, {"/slots": slots, "/props": props}.get(self.path, {"status": "ok"}))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.posted.append(self.path)
+        if self.server.can_erase:
+            self.answer(200, {"id_slot": 0, "n_erased": 5})
+        else:
+            self.answer(501, {"error": {"code": 501, "message": "no --slot-save-path", "type": "not_supported"}})
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    opencode = folder / "opencode"
+    opencode.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    opencode.chmod(0o755)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--oc-opencode={opencode}"]
+    command += [f"--basetemp={folder / 'trials'}", f"--rootdir={folder}", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_every_slot_is_erased_before_each_test_whatever_their_number(tmp_path: Path, server: FakeServer) -> None:
+    write(tmp_path, "test_plain.py", "def test_one(): pass\ndef test_two(): pass\n")
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}")
+    assert "3 passed" in done.stdout, done.stdout
+    once = [f"/slots/{index}?action=erase&id_slot={index}" for index in range(3)]
+    assert server.posted == once * 3
+
+
+def test_a_flush_that_fails_is_a_warning_and_no_error(tmp_path: Path, server: FakeServer) -> None:
+    server.can_erase = False
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}")
+    assert "1 passed" in done.stdout, done.stdout
+    assert "KV cache not flushed" in done.stdout
+
+
+def test_a_server_that_is_away_is_a_warning_when_turns_are_scripted(tmp_path: Path) -> None:
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    done = run_pytest(tmp_path, "--oc-server=http://127.0.0.1:9")
+    assert "1 passed" in done.stdout, done.stdout
+    assert "KV cache not flushed" in done.stdout
+
+
+def test_a_scenario_is_an_item_and_its_failure_names_file_and_line(tmp_path: Path, server: FakeServer) -> None:
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    write(tmp_path, "scenarios/goodbye.yaml", FAILING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}")
+    assert done.returncode == 1
+    assert re.search(r"scenarios/hello\.yaml::hello PASS \(\d+\.\d s, 2 requests\)", done.stdout), done.stdout
+    assert "scenarios/goodbye.yaml::goodbye FAIL" in done.stdout
+    assert "scenarios/goodbye.yaml:5: screen_contains: 'goodbye' not found in the screen" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_faulty_scenario_is_told_by_line_and_column(tmp_path: Path, server: FakeServer) -> None:
+    write(tmp_path, "scenarios/typo.yaml", "prompt: Hi\nscren_contains: x\n")
+    done = run_pytest(tmp_path, f"--oc-server={server.url}")
+    assert done.returncode == 2
+    assert "typo.yaml:2:1: unknown key 'scren_contains'" in done.stdout
+    assert "did you mean 'screen_contains'?" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "collected"),
+    [
+        ("scenarios/deep/hello.yaml", (), True),
+        ("hello.scenario.yaml", (), True),
+        ("other/hello.yaml", (), False),
+        ("other/hello.yaml", ("other/hello.yaml",), True),
+    ],
+)
+def test_what_counts_as_a_scenario_file(
+    tmp_path: Path, server: FakeServer, name: str, arguments: tuple[str, ...], collected: bool
+) -> None:
+    write(tmp_path, name, PASSING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}", "--collect-only", *arguments)
+    assert ("::hello" in done.stdout) is collected
+
+
+def test_without_a_server_no_file_of_the_project_is_touched(tmp_path: Path) -> None:
+    write(tmp_path, "scenarios/not-ours.yaml", "[")
+    write(tmp_path, "test_plain.py", "def test_one(): pass\n")
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
