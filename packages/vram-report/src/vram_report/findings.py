@@ -16,7 +16,6 @@ __all__ = ["CODES", "build_findings"]
 
 Rule = Callable[[Run, RunFacts, "ContextFacts | None"], "Finding | None"]
 
-LOW_HEADROOM_MIB = 512
 F16_TYPES = ("f16", "bf16")
 F16_SAVING_MIB = 256
 Q8_0_BYTES_PER_VALUE = 34 / 32
@@ -186,7 +185,7 @@ def _f16_cache(run: Run, facts: RunFacts, context: ContextFacts | None) -> Findi
 
 def _low_headroom(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
     capacity = run.capacity
-    if capacity.headroom_mib is None or capacity.headroom_mib >= LOW_HEADROOM_MIB or run.outcome == "out-of-memory":
+    if capacity.headroom_mib is None or capacity.headroom_mib >= 0 or run.outcome == "out-of-memory":
         return None
     free = capacity.headroom_mib + capacity.margin_mib
     return Finding(

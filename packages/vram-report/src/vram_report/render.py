@@ -137,48 +137,53 @@ def _sum_of(run: Run, device: Device, kind: str, parts: tuple[str | None, ...], 
 
 
 def _breakdown(run: Run) -> list[Table]:
-    rows = []
-    for device in run.devices:
-        in_buffers = any(buffer.device == device.name for buffer in run.buffers)
-        rows.append(
-            (
-                device.name,
-                _text(device.total_mib),
-                _text(device.free_mib),
-                _text(device.weights_mib),
-                _sum_of(run, device, "weights", (None,), "CPU_Mapped"),
-                _sum_of(run, device, "kv", ("full", "non-swa", "mla", None)) if in_buffers else _text(device.kv_mib),
-                _sum_of(run, device, "kv", ("swa",)),
-                _text(device.recurrent_mib),
-                _text(device.compute_mib),
-                _text(device.output_mib),
-                _basis(device.used_mib, device.used_basis),
-                _basis(device.free_after_load_mib, device.free_after_load_basis),
-            )
-        )
-    columns = (
-        "device",
-        "total",
-        "free before",
-        "weights",
-        "of it CPU mapped",
-        "KV non-SWA",
-        "KV SWA",
-        "recurrent",
-        "compute",
-        "output",
-        "used",
-        "free after load",
-    )
-    names = [(d.name, _text(d.description), d.kind) for d in run.devices]
+    columns = [_device_column(run, device) for device in run.devices]
+    rows = tuple((label, *cells) for label, *cells in zip(BREAKDOWN_ROWS, *columns, strict=True))
+    names = tuple((d.name, _text(d.description), d.kind) for d in run.devices)
+    head = ("MiB", *(visible(device.name) for device in run.devices))
     return [
-        Table("VRAM breakdown, MiB", columns, tuple(rows), tuple(range(1, len(columns)))),
-        Table("Devices", ("device", "description", "kind"), tuple(names)),
+        Table("VRAM breakdown", head, rows, tuple(range(1, len(head)))),
+        Table("Devices", ("device", "description", "kind"), names),
     ]
 
 
-def _basis(value: float | None, basis: str | None) -> str:
-    return DASH if value is None else f"{value:,.2f} ({basis})"
+BREAKDOWN_ROWS = (
+    "total",
+    "free before the load",
+    "weights",
+    "  of them CPU mapped",
+    "KV non-SWA",
+    "KV SWA",
+    "recurrent state",
+    "compute buffer",
+    "output buffer",
+    "other",
+    "total used",
+    "  known as",
+    "free after load",
+    "  known as",
+)
+
+
+def _device_column(run: Run, device: Device) -> tuple[str, ...]:
+    in_buffers = any(buffer.device == device.name for buffer in run.buffers)
+    kv = _sum_of(run, device, "kv", ("full", "non-swa", "mla", None)) if in_buffers else _text(device.kv_mib)
+    return (
+        _text(device.total_mib),
+        _text(device.free_mib),
+        _text(device.weights_mib),
+        _sum_of(run, device, "weights", (None,), "CPU_Mapped"),
+        kv,
+        _sum_of(run, device, "kv", ("swa",)),
+        _text(device.recurrent_mib),
+        _text(device.compute_mib),
+        _text(device.output_mib),
+        _text(device.other_mib),
+        _text(device.used_mib),
+        _text(device.used_basis),
+        _text(device.free_after_load_mib),
+        _text(device.free_after_load_basis),
+    )
 
 
 def _sharing(run: Run) -> str:
