@@ -197,6 +197,64 @@ def _low_headroom(run: Run, facts: RunFacts, context: ContextFacts | None) -> Fi
     )
 
 
+def _full_reprocessing(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    requests = run.requests
+    if requests is None or not requests.full_reprocessings:
+        return None
+    first = requests.full_reprocessings[0]
+    return Finding(
+        "full-reprocessing",
+        "warning",
+        f"{len(requests.full_reprocessings)} of {requests.count} prompts were computed again from the first token "
+        f"({first.reason}). Keep more context checkpoints (--ctx-checkpoints), keep the start of the prompt stable, or "
+        "give each agent a slot of its own.",
+        first.line,
+    )
+
+
+def _context_exceeded(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    requests = run.requests
+    if requests is None or not requests.context_exceeded:
+        return None
+    pool = f" of {run.context.n_ctx:,} tokens" if run.context.n_ctx else ""
+    shared = " In a unified cache this ends every running generation." if run.context.kv_unified else ""
+    return Finding(
+        "context-exceeded",
+        "error",
+        f"The context{pool} was exceeded {requests.context_exceeded} times.{shared} Raise --ctx-size, lower the "
+        "number of conversations at once, or let the client compact earlier.",
+        facts.requests.exceeded_line,
+    )
+
+
+def _truncated(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    requests = run.requests
+    if requests is None or not requests.truncated:
+        return None
+    return Finding(
+        "truncated",
+        "warning",
+        f"{requests.truncated} generations ended because the slot was full ({run.context.n_ctx_slot or 0:,} tokens).",
+        facts.requests.truncated_line,
+    )
+
+
+def _slot_taken(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    taken = facts.requests
+    worst = taken.worst_takeover
+    if worst is None:
+        return None
+    return Finding(
+        "slot-taken",
+        "warning",
+        f"{taken.takeovers} requests took a slot that held another prompt, and {taken.tokens_lost:,} cached tokens "
+        f"were lost by it; most by task {worst.task}, which took slot {worst.slot} from task {worst.previous_task} "
+        f"({worst.held:,} tokens held, {worst.kept:,} kept). With more agents than slots this repeats at every turn: "
+        "raise --parallel.",
+        worst.line,
+    )
+
+
 def _no_build(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
     if run.build.flavor == "llama.cpp":
         return None
@@ -221,6 +279,10 @@ RULES: dict[str, Rule] = {
     "partial-offload": _partial_offload,
     "f16-cache": _f16_cache,
     "low-headroom": _low_headroom,
+    "context-exceeded": _context_exceeded,
+    "truncated": _truncated,
+    "full-reprocessing": _full_reprocessing,
+    "slot-taken": _slot_taken,
     "foreign-log": _no_build,
 }
 """The rules by the code that they report."""

@@ -426,6 +426,75 @@ _FAILURES = (
     ),
 )
 
+_SLOT_TASK = r"id +(?P<slot>\d+) \| task (?P<task>\d+) \| "
+
+_REQUESTS = (
+    _row(
+        "req_select",
+        "selected slot by ",
+        r"id +(?P<slot>\d+) \| task -1 \| selected slot by (?P<how>LRU|LCP similarity|id)",
+    ),
+    _row("req_clear", "clearing prompt", r"id +(?P<slot>\d+) \| task -1 \| clearing prompt"),
+    _row("req_save", "saving prompt with length ", rf"saving prompt with length (?P<tokens>\d+){END}", "b6723"),
+    _row("req_launch", "processing task", rf"{_SLOT_TASK}processing task", "b3761"),
+    _row(
+        "req_launch",
+        "slot is processing task |",
+        r"slot is processing task \|(?=.*?\bid_slot=\"?(?P<slot>\d+)).*?\bid_task=\"?(?P<task>\d+)",
+        "b2259",
+    ),
+    _row("req_launch", " is processing [task id:", r"slot (?P<slot>\d+) is processing \[task id: (?P<task>\d+)\]"),
+    _row(
+        "req_prompt",
+        "new prompt,",
+        rf"{_SLOT_TASK}new prompt, n_ctx_slot = \d+, n_keep = -?\d+, "
+        rf"(?:task\.n_tokens|n_prompt_tokens) = (?P<tokens>\d+){END}",
+        "b3761",
+    ),
+    _row("req_kept", ", end)", rf"{_SLOT_TASK}.*(?:memory_seq_rm|kv cache rm) \[(?P<tokens>\d+), end\)", "b3761"),
+    _row("req_done", "prompt processing done", rf"{_SLOT_TASK}prompt processing done", "b5000"),
+    _row("req_timing", "print_timing: id", r"print_timing: id +(?P<slot>\d+) \| task (?P<task>\d+) \|", "b3761"),
+    _row(
+        "req_prompt_time",
+        "prompt eval time",
+        rf"^(?!.*llama_perf).*\bprompt eval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) tokens",
+    ),
+    _row(
+        "req_eval_time",
+        " eval time ",
+        rf"^(?!.*llama_perf)(?!.*prompt eval).*\beval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) (?:tokens|runs)",
+    ),
+    _row(
+        "req_release",
+        "stop processing: ",
+        rf"{_SLOT_TASK}stop processing: (?:n_tokens|n_past) = (?P<tokens>\d+), truncated = (?P<truncated>[01])",
+        "b3761",
+    ),
+    _row(
+        "req_release",
+        "slot released |",
+        r"slot released \|(?=.*?\bid_slot=\"?(?P<slot>\d+))(?=.*?\bid_task=\"?(?P<task>\d+))"
+        rf"(?=.*?\btruncated=(?P<truncated>\w+)).*?\bn_past=\"?(?P<tokens>\d+){END}",
+        "b2259",
+    ),
+    _row(
+        "req_full",
+        "forcing full prompt re-processing",
+        r"forcing full prompt re-processing due to (?P<reason>[\w -]+?)(?: \(likely due to (?P<detail>[^,)]+)|\s*$)",
+    ),
+    _row(
+        "req_exceeded",
+        "Context size has been exceeded",
+        r"error: (?P<text>Context size has been exceeded)",
+    ),
+    _row(
+        "req_exceeded",
+        "exceeds the available context size",
+        r"error: (?P<text>[^\n]*exceeds the available context size)",
+    ),
+)
+"""What the server prints after its start; their kinds begin with `req_`."""
+
 FORMATS: tuple[LineFormat, ...] = (
     *_BUILD,
     *_DEVICES,
@@ -436,6 +505,7 @@ FORMATS: tuple[LineFormat, ...] = (
     *_FIT,
     *_STATE,
     *_FAILURES,
+    *_REQUESTS,
 )
 """Every line format, in the order in which rows of one line are tried."""
 

@@ -239,6 +239,29 @@ def _capacity(run: Run) -> list[Table]:
     return [_pairs("Capacity", rows)]
 
 
+def _requests(run: Run) -> list[Table]:
+    requests = run.requests
+    if requests is None:
+        return [_pairs("Requests", [("requests", "none: the log ends with the start")])]
+    rows = [
+        ("requests", _text(requests.count)),
+        ("prompt tokens computed", _text(requests.prompt_tokens_computed)),
+        ("prompt tokens reused", _text(requests.prompt_tokens_reused)),
+        ("prompt tokens per second", _text(requests.prompt_tokens_per_second)),
+        ("generated tokens", _text(requests.generated_tokens)),
+        ("tokens per second", _text(requests.tokens_per_second)),
+        ("full re-processings", _text(len(requests.full_reprocessings))),
+        ("truncated generations", _text(requests.truncated)),
+        ("context-size errors", _text(requests.context_exceeded)),
+        ("most tokens in a slot", _text(requests.max_slot_tokens)),
+    ]
+    tables = [_pairs("Requests", rows)]
+    if requests.full_reprocessings:
+        full = tuple((_text(item.line), visible(item.reason)) for item in requests.full_reprocessings)
+        tables.append(Table("Full re-processings", ("line", "reason"), full, (0,)))
+    return tables
+
+
 def _findings(run: Run) -> list[Table]:
     rows = tuple((f.severity, f.code, visible(f.message)) for f in run.findings)
     return [Table("Findings", ("severity", "code", "message"), rows or (("", "none", "nothing to report"),))]
@@ -252,6 +275,7 @@ SECTION_TABLE: dict[str, Section] = {
     "vram": _breakdown,
     "slots": _slots,
     "capacity": _capacity,
+    "requests": _requests,
     "findings": _findings,
 }
 

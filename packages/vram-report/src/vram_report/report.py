@@ -26,6 +26,7 @@ from vram_report.document import (
 )
 from vram_report.findings import build_findings
 from vram_report.parse import iter_records
+from vram_report.requests import summarize
 from vram_report.runs import CacheFacts, ContextFacts, DeviceFacts, LoadFacts, RunFacts, split_runs
 
 __all__ = ["SCHEMA_VERSION", "parse", "report_document"]
@@ -85,7 +86,7 @@ def build_run(facts: RunFacts, margin_mib: float) -> Run:
         offload=Offload(*(load.offloaded if load and load.offloaded else (None, None))),
         buffers=buffers,
         capacity=build_capacity(devices, buffers, used_context, kv_cache, margin_mib),
-        requests=None,
+        requests=summarize(facts.requests),
         findings=[],
     )
     return build_findings(run, facts, context)

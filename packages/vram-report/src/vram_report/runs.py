@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from vram_report.grammar import STYLES
 from vram_report.parse import Record
+from vram_report.requests import RequestFacts, take_request
 
 __all__ = [
     "BreakdownTable",
@@ -29,7 +30,7 @@ __all__ = [
 
 START_KINDS = frozenset(
     {"build", "build_text", "banner", "device_info", "using_device", "loading", "load", "load_old", "fit_start"}
-    | {"auto_slots", "tensors", "context", "fail_arguments"}
+    | {"auto_slots", "tensors", "context", "fail_arguments", "metal_name", "metal_working_set", "opencl_device"}
 )
 """Records that begin a new run when they follow a finished one."""
 
@@ -187,6 +188,7 @@ class RunFacts:
     prompt_cache: str | None = None
     checkpoints: int | None = None
     mem_total: dict[str, Entry] = field(default_factory=dict)
+    requests: RequestFacts = field(default_factory=RequestFacts)
     failure: FailureFacts | None = None
     loaded: bool = False
     listening: bool = False
@@ -258,7 +260,10 @@ def _take(run: RunFacts, record: Record) -> None:
     run.substance = run.substance or record.kind not in NOISE_KINDS
     if record.style and STYLES.index(record.style) > STYLES.index(run.style):
         run.style = record.style
-    HANDLERS[record.kind](run, record, record.fields)
+    if record.kind.startswith("req_"):
+        take_request(run.requests, record)
+    else:
+        HANDLERS[record.kind](run, record, record.fields)
 
 
 def _text(fields: Fields, key: str) -> str:

@@ -1,0 +1,235 @@
+"""What the server did after its start: requests, reuse of cached prompts, speed, and whose slot was taken.
+
+The rule: a request is followed from its launch to its release by its task number; what is kept of it afterwards are
+sums, so memory does not grow with the log (only full re-processings, which are rare, are listed).
+
+Tokens kept from the cache are those before the first position that the server removes ("memory_seq_rm [N, end)");
+tokens computed are those of its timing line, or the rest of the prompt when the request was cancelled after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vram_report.document import FullReprocessing, Requests
+from vram_report.parse import Record
+
+__all__ = ["RequestFacts", "Takeover", "summarize", "take_request"]
+
+
+@dataclass
+class Task:
+    """One request while it runs."""
+
+    slot: int | None = None
+    prompt_tokens: int | None = None
+    kept: int | None = None
+    computed: int | None = None
+    prompt_done: bool = False
+
+
+@dataclass
+class Held:
+    """What a slot holds between requests."""
+
+    task: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A request that took a slot holding another prompt."""
+
+    line: int
+    slot: int
+    task: int
+    previous_task: int
+    held: int
+    kept: int
+
+
+@dataclass
+class RequestFacts:
+    """Sums over the requests of a run, and the requests still running."""
+
+    launched: int = 0
+    timed: int = 0
+    computed: int = 0
+    reused: int = 0
+    reuse_known: bool = False
+    computed_known: bool = False
+    prompt_ms: float = 0.0
+    prompt_timed_tokens: int = 0
+    eval_ms: float = 0.0
+    generated: int = 0
+    generated_known: bool = False
+    full: list[FullReprocessing] = field(default_factory=list)
+    truncated: int = 0
+    truncated_line: int | None = None
+    exceeded: int = 0
+    exceeded_line: int | None = None
+    max_slot_tokens: int | None = None
+    running: dict[int, Task] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    saved_tokens: set[int] = field(default_factory=set)
+    timing_task: int | None = None
+    takeovers: int = 0
+    tokens_lost: int = 0
+    worst_takeover: Takeover | None = None
+
+    def task(self, fields: Mapping[str, str | None]) -> Task:
+        """The running request that a line names."""
+        return self.running.setdefault(_number(fields, "task"), Task(slot=_number(fields, "slot")))
+
+
+def _number(fields: Mapping[str, str | None], key: str) -> int:
+    return int(fields[key] or 0)
+
+
+def take_request(facts: RequestFacts, record: Record) -> None:
+    """Add one record of kind `req_*`."""
+    HANDLERS[record.kind](facts, record)
+
+
+def _on_select(facts: RequestFacts, record: Record) -> None:
+    facts.saved_tokens.clear()
+
+
+def _on_save(facts: RequestFacts, record: Record) -> None:
+    facts.saved_tokens.add(_number(record.fields, "tokens"))
+
+
+def _on_clear(facts: RequestFacts, record: Record) -> None:
+    facts.held.pop(_number(record.fields, "slot"), None)
+
+
+def _on_launch(facts: RequestFacts, record: Record) -> None:
+    facts.launched += 1
+    facts.running[_number(record.fields, "task")] = Task(slot=_number(record.fields, "slot"))
+
+
+def _on_prompt(facts: RequestFacts, record: Record) -> None:
+    facts.task(record.fields).prompt_tokens = _number(record.fields, "tokens")
+
+
+def _on_kept(facts: RequestFacts, record: Record) -> None:
+    task = facts.task(record.fields)
+    if task.kept is not None:
+        return
+    task.kept = _number(record.fields, "tokens")
+    held = facts.held.pop(_number(record.fields, "slot"), None)
+    if held is None or held.tokens in facts.saved_tokens or task.kept * 2 >= held.tokens:
+        return
+    slot, number = _number(record.fields, "slot"), _number(record.fields, "task")
+    facts.takeovers += 1
+    facts.tokens_lost += held.tokens - task.kept
+    worst = facts.worst_takeover
+    if worst is None or held.tokens - task.kept > worst.held - worst.kept:
+        facts.worst_takeover = Takeover(record.line, slot, number, held.task, held.tokens, task.kept)
+
+
+def _on_done(facts: RequestFacts, record: Record) -> None:
+    facts.task(record.fields).prompt_done = True
+
+
+def _on_timing(facts: RequestFacts, record: Record) -> None:
+    facts.timing_task = _number(record.fields, "task")
+
+
+def _on_prompt_time(facts: RequestFacts, record: Record) -> None:
+    tokens = _number(record.fields, "tokens")
+    facts.timed += 1
+    facts.prompt_timed_tokens += tokens
+    facts.prompt_ms += float(record.fields["ms"] or 0)
+    task = facts.running.get(facts.timing_task) if facts.timing_task is not None else None
+    if task is None:
+        facts.computed, facts.computed_known = facts.computed + tokens, True
+    else:
+        task.computed = tokens
+
+
+def _on_eval_time(facts: RequestFacts, record: Record) -> None:
+    facts.generated += _number(record.fields, "tokens")
+    facts.generated_known = True
+    facts.eval_ms += float(record.fields["ms"] or 0)
+
+
+def _on_release(facts: RequestFacts, record: Record) -> None:
+    tokens = _number(record.fields, "tokens")
+    facts.max_slot_tokens = max(tokens, facts.max_slot_tokens or 0)
+    if record.fields["truncated"] in ("1", "true"):
+        facts.truncated += 1
+        facts.truncated_line = facts.truncated_line or record.line
+    number = _number(record.fields, "task")
+    facts.held[_number(record.fields, "slot")] = Held(number, tokens)
+    _count(facts, facts.running.pop(number, None))
+
+
+def _count(facts: RequestFacts, task: Task | None) -> None:
+    if task is None:
+        return
+    kept, computed = task.kept, task.computed
+    if computed is None and task.prompt_done and task.prompt_tokens is not None and kept is not None:
+        computed = task.prompt_tokens - kept
+    if kept is None and computed is not None and task.prompt_tokens is not None:
+        kept = max(0, task.prompt_tokens - computed)
+    if computed is not None:
+        facts.computed, facts.computed_known = facts.computed + computed, True
+    if kept is not None:
+        facts.reused, facts.reuse_known = facts.reused + kept, True
+
+
+def _on_full(facts: RequestFacts, record: Record) -> None:
+    reason, detail = record.fields["reason"] or "", record.fields["detail"]
+    facts.full.append(FullReprocessing(record.line, f"{reason}, likely due to {detail}" if detail else reason))
+
+
+def _on_exceeded(facts: RequestFacts, record: Record) -> None:
+    facts.exceeded += 1
+    facts.exceeded_line = facts.exceeded_line or record.line
+
+
+HANDLERS: dict[str, Callable[[RequestFacts, Record], None]] = {
+    "req_select": _on_select,
+    "req_save": _on_save,
+    "req_clear": _on_clear,
+    "req_launch": _on_launch,
+    "req_prompt": _on_prompt,
+    "req_kept": _on_kept,
+    "req_done": _on_done,
+    "req_timing": _on_timing,
+    "req_prompt_time": _on_prompt_time,
+    "req_eval_time": _on_eval_time,
+    "req_release": _on_release,
+    "req_full": _on_full,
+    "req_exceeded": _on_exceeded,
+}
+
+
+def _rate(tokens: int, ms: float) -> float | None:
+    return round(1000 * tokens / ms, 2) if ms > 0 else None
+
+
+def summarize(facts: RequestFacts) -> Requests | None:
+    """The requests of a run, or None when its lines end with the start."""
+    seen = max(facts.launched, facts.timed)
+    if not seen and not facts.full and not facts.exceeded and facts.max_slot_tokens is None:
+        return None
+    running = [task for task in facts.running.values() if task.computed is not None or task.prompt_done]
+    totals = RequestFacts(computed=facts.computed, reused=facts.reused)
+    totals.computed_known, totals.reuse_known = facts.computed_known, facts.reuse_known
+    for task in running:
+        _count(totals, task)
+    return Requests(
+        count=seen,
+        prompt_tokens_computed=totals.computed if totals.computed_known else None,
+        prompt_tokens_reused=totals.reused if totals.reuse_known else None,
+        prompt_tokens_per_second=_rate(facts.prompt_timed_tokens, facts.prompt_ms),
+        generated_tokens=facts.generated if facts.generated_known else None,
+        tokens_per_second=_rate(facts.generated, facts.eval_ms),
+        full_reprocessings=facts.full,
+        truncated=facts.truncated,
+        context_exceeded=facts.exceeded,
+        max_slot_tokens=facts.max_slot_tokens,
+    )
