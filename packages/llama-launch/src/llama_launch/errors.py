@@ -1,0 +1,83 @@
+"""The package's errors: every one names the thing, the place and the remedy.
+
+LlamaLaunchError
+├── ProfileError         a profile is missing or wrong: file, line where known
+├── ModelError           the model file is missing, or the default model could not be fetched
+├── ServerStartError     the server did not become ready; names the cause and the log
+└── ServerError
+├── ServerUnreachable    nothing answers at the address
+└── ServerRefused        the server answered with an error status
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "LlamaLaunchError",
+    "ModelError",
+    "ProfileError",
+    "ServerError",
+    "ServerRefused",
+    "ServerStartError",
+    "ServerUnreachable",
+]
+
+
+class LlamaLaunchError(Exception):
+    """Base of all errors that this package raises for the person at the keyboard.
+
+    Attributes:
+        hint: What to do about it, or an empty string.
+        exit_code: The command's exit status: 2 for bad input, 3 when the environment is at fault.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ProfileError(LlamaLaunchError):
+    """A profile that does not exist or cannot be used."""
+
+    exit_code = 2
+
+
+class ModelError(LlamaLaunchError):
+    """A model file that is not there, or cannot be fetched."""
+
+
+class ServerStartError(LlamaLaunchError):
+    """A server that did not become ready.
+
+    Attributes:
+        log_path: Its log, or None when it never started.
+    """
+
+    def __init__(self, message: str, *, log_path: Path | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.log_path = log_path
+
+
+class ServerError(LlamaLaunchError):
+    """A call to a running server that failed."""
+
+
+class ServerUnreachable(ServerError):
+    """Nothing answers at the address, or not in time."""
+
+
+class ServerRefused(ServerError):
+    """The server answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        body: The answer's text, shortened.
+    """
+
+    def __init__(self, message: str, *, status: int, body: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.body = body
