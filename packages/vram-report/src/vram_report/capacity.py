@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vram_report.document import Buffer, Capacity, Context, Device, KVCache
+from vram_report.document import Buffer, Capacity, Context, Device, KVCache, Run
 
-__all__ = ["DEFAULT_MARGIN_MIB", "build_capacity"]
+__all__ = ["DEFAULT_MARGIN_MIB", "build_capacity", "largest_context_that_fitted"]
 
 DEFAULT_MARGIN_MIB = 1024.0
 """The server's automatic fit keeps this much free on each device (`--fit-target`)."""
@@ -116,3 +116,33 @@ def _basis(growth: _Growth) -> str:
         f"free after load ({growth.device.free_after_load_basis}) less the margin, divided by KV per token plus the "
         "whole compute buffer per token: a lower bound from one log"
     )
+
+
+def largest_context_that_fitted(run: Run) -> int | None:
+    """The largest context, a multiple of 256, that would have fitted where an allocation failed.
+
+    The KV cache and the compute buffer are taken to grow in proportion to the context, the cache of sliding-window
+    layers and recurrent state to stay. When the KV cache itself failed, the compute buffer behind it is unknown, so
+    the safety margin is kept free for it.
+
+    Returns:
+        None where the log lacks the free memory, the context or the size that failed, or where the failure is not
+        one that a smaller context mends.
+    """
+    failure, n_ctx = run.failure, run.context.n_ctx
+    device = next((d for d in run.devices if failure and d.name == failure.device), None)
+    if failure is None or failure.requested_mib is None or not n_ctx or device is None or device.free_mib is None:
+        return None
+    own = [b for b in run.buffers if b.device == device.name]
+    growing = sum(b.mib for b in own if b.kind == "kv" and b.part in GROWING_PARTS)
+    fixed = sum(b.mib for b in own) - growing
+    if "kv cache" in failure.message:
+        if growing:  # the cache that failed is not the first, and which one it is the log does not say
+            return None
+        room, slope = device.free_mib - fixed - run.capacity.margin_mib, failure.requested_mib / n_ctx
+    elif "compute" in failure.message and growing:
+        room, slope = device.free_mib - fixed, (growing + failure.requested_mib) / n_ctx
+    else:
+        return None
+    tokens = int(room / slope) // 256 * 256 if room > 0 else 0
+    return tokens if 0 < tokens < n_ctx else None

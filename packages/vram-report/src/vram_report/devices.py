@@ -127,7 +127,8 @@ def _device(
     parts = {kind: _sum(buffers, kind) for kind in ("weights", "kv", "recurrent", "compute", "output", "other")}
     if not buffers and row:
         parts.update(weights=row["model"], kv=row["context"], compute=row["compute"])
-    unknowable = any(name.startswith(stem) for stem in spread if stem) and device_kind(name) in ("gpu", "igpu")
+    shares = any(name.startswith(stem) for stem in spread if stem) and not SPREAD.search(name)
+    unknowable = shares and device_kind(name) in ("gpu", "igpu")
     used, used_basis = _used(name, buffers, row, table, unknowable)
     total = facts.total if facts and facts.total is not None else row.get("total")
     free = _free_before(facts, row, table)

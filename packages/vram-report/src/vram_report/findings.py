@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vram_report.document import Finding, Run
+from vram_report.capacity import largest_context_that_fitted
+from vram_report.document import Device, Finding, Run
 from vram_report.runs import ContextFacts, RunFacts
 
 __all__ = ["CODES", "build_findings"]
@@ -19,6 +20,10 @@ Rule = Callable[[Run, RunFacts, "ContextFacts | None"], "Finding | None"]
 F16_TYPES = ("f16", "bf16")
 F16_SAVING_MIB = 256
 Q8_0_BYTES_PER_VALUE = 34 / 32
+IMBALANCE_SHARE = 0.25
+MANY_GRAPH_SPLITS = 10
+SLOW_PREFILL_TOKENS = 1000
+HOST_WEIGHT_SHARE = 0.2
 
 
 def build_findings(run: Run, facts: RunFacts, context: ContextFacts | None) -> Run:
@@ -50,6 +55,9 @@ def _out_of_memory(run: Run, facts: RunFacts, context: ContextFacts | None) -> F
         remedy = "The limit is the size of one buffer, not the free VRAM: lower --ubatch-size or --ctx-size."
     else:
         remedy = "Lower --ctx-size, use -ctk q8_0 -ctv q8_0, lower --ubatch-size, or offload fewer layers (-ngl)."
+        largest = largest_context_that_fitted(run)
+        if largest is not None:
+            remedy += f" By this log's sizes, --ctx-size {largest} would have fitted (asked: {run.context.n_ctx})."
     return Finding(
         "out-of-memory", "error", f"An allocation failed: the server {asked}{where}{free}. {remedy}", failure.line
     )
@@ -141,8 +149,7 @@ def _swa_full(run: Run, facts: RunFacts, context: ContextFacts | None) -> Findin
 
 def _kv_on_host(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
     host = [b for b in run.buffers if b.kind == "kv" and b.device == "CPU" and b.role == "model"]
-    has_gpu = any(device.kind in ("gpu", "igpu") for device in run.devices)
-    if not host or not has_gpu:
+    if not host or not _has_gpu(run):
         return None
     return Finding(
         "kv-on-host",
@@ -155,8 +162,7 @@ def _kv_on_host(run: Run, facts: RunFacts, context: ContextFacts | None) -> Find
 
 def _partial_offload(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
     layers, of = run.offload.layers, run.offload.of
-    has_gpu = any(device.kind in ("gpu", "igpu") for device in run.devices)
-    if layers is None or of is None or layers >= of or not has_gpu:
+    if layers is None or of is None or layers >= of or not _has_gpu(run):
         return None
     return Finding(
         "partial-offload",
@@ -195,6 +201,136 @@ def _low_headroom(run: Run, facts: RunFacts, context: ContextFacts | None) -> Fi
         "second program on this device, or a larger batch, may run out of memory.",
         None,
     )
+
+
+def _compute_binding(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    if run.capacity.binding != "compute" or not _has_gpu(run):
+        return None
+    device = next(d for d in run.devices if d.name == run.capacity.device)
+    return Finding(
+        "compute-binding",
+        "info",
+        f"On {device.name} the compute buffer ({_mib(device.compute_mib or 0)}) weighs more than the KV cache that "
+        f"grows with the context ({_mib(device.kv_mib or 0)} in all): a lower --ubatch-size makes more room than a "
+        "smaller cache type.",
+        None,
+    )
+
+
+def _flash_off(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    type_v = run.kv_cache.type_v
+    if run.context.flash_attn != "disabled" or type_v is None or type_v in (*F16_TYPES, "f32"):
+        return None
+    return Finding(
+        "flash-attention-off",
+        "warning",
+        f"The V cache is {type_v} and flash attention is off: a quantized V cache needs it. Start with -fa on, or use "
+        "-ctv f16.",
+        None,
+    )
+
+
+def _imbalance(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    gpus = [d for d in run.devices if d.kind == "gpu" and d.free_after_load_mib is not None and d.total_mib]
+    if len(gpus) < 2 or not any(d.used_mib for d in gpus):
+        return None
+    fullest = min(gpus, key=_free_share)
+    emptiest = max(gpus, key=_free_share)
+    if _free_share(emptiest) - _free_share(fullest) < IMBALANCE_SHARE:
+        return None
+    return Finding(
+        "gpu-imbalance",
+        "info",
+        f"{_mib(emptiest.free_after_load_mib or 0)} stay free on {emptiest.name}, and "
+        f"{_mib(fullest.free_after_load_mib or 0)} on {fullest.name}, which therefore bounds the context. Move layers "
+        "with --tensor-split.",
+        None,
+    )
+
+
+def _free_share(device: Device) -> float:
+    return (device.free_after_load_mib or 0) / (device.total_mib or 1)
+
+
+def _attention_on_cpu(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    if context is None or not _has_gpu(run) or not _is_fully_offloaded(run):
+        return None
+    signs = []
+    cache, requests = run.kv_cache, run.requests
+    if cache.type_k and cache.type_v and cache.type_k != cache.type_v:
+        signs.append(f"the K and V caches differ in type ({cache.type_k}, {cache.type_v})")
+    splits = context.graph_splits
+    if splits is not None and splits >= MANY_GRAPH_SPLITS and splits >= (run.model.n_layer or 0) // 2:
+        signs.append(f"the graph has {splits} splits")
+    if requests and requests.prompt_tokens_per_second and requests.tokens_per_second:
+        slow = requests.prompt_tokens_per_second < requests.tokens_per_second
+        if slow and (requests.prompt_tokens_computed or 0) > SLOW_PREFILL_TOKENS:
+            signs.append(f"prompts run at {requests.prompt_tokens_per_second:.0f} tokens a second, slower than answers")
+    if not signs:
+        return None
+    return Finding(
+        "attention-on-cpu",
+        "warning",
+        f"Attention may run on the CPU although all layers are on the GPU: {'; '.join(signs)}. Use the same cache type "
+        "for K and V, one that the build's GPU kernels support (f16, q8_0, q4_0).",
+        None,
+    )
+
+
+def _is_fully_offloaded(run: Run) -> bool:
+    offload = run.offload
+    host = sum(b.mib for b in run.buffers if b.kind == "weights" and b.device == "CPU")
+    every = sum(b.mib for b in run.buffers if b.kind == "weights")
+    all_layers = offload.layers is None or offload.layers == offload.of
+    return all_layers and every > 0 and host < HOST_WEIGHT_SHARE * every
+
+
+def _host_ram(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    if facts.prompt_cache is None or not run.buffers:
+        return None
+    limit = None if facts.prompt_cache == "no limit" else float(facts.prompt_cache)
+    checkpoints = (facts.checkpoints or 0) * (run.context.n_slots or 1) * _checkpoint_mib(run)
+    host = next((d for d in run.devices if d.name == "CPU"), None)
+    loaded = host.used_mib or 0 if host else 0
+    need = loaded + checkpoints + (limit or 0)
+    free = host.free_mib if host else None
+    if limit is not None and (free is None or need <= free):
+        return None
+    against = f", of {_mib(free)} free at the start" if free is not None else ""
+    cache = "without limit" if limit is None else f"up to {_mib(limit)}"
+    return Finding(
+        "host-ram-budget",
+        "warning",
+        f"Host memory may fill later{against}: the prompt cache {cache}, context checkpoints up to "
+        f"{_mib(checkpoints)}, and {_mib(loaded)} loaded now. Lower --cache-ram or --ctx-checkpoints.",
+        None,
+    )
+
+
+def _checkpoint_mib(run: Run) -> float:
+    """What one checkpoint of one slot keeps: its recurrent state and its window of the SWA cache."""
+    recurrent = sum(b.mib for b in run.buffers if b.kind == "recurrent") / (run.context.n_slots or 1)
+    windows = [p for p in run.kv_cache.parts if p.kind == "swa" and p.mib and p.cells]
+    window = sum((p.mib or 0) * (run.model.n_swa or 0) / ((p.cells or 1) * (p.streams or 1)) for p in windows)
+    return recurrent + window
+
+
+def _extra_models(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
+    extra = [b for b in run.buffers if b.role in ("draft", "mtp", "mmproj", "lora")]
+    if not extra:
+        return None
+    roles = sorted({b.role for b in extra})
+    sums = [f"{role} {_mib(sum(b.mib for b in extra if b.role == role))}" for role in roles]
+    return Finding(
+        "extra-model-memory",
+        "info",
+        f"Beside the model, memory goes to: {', '.join(sums)}. The automatic fit does not always plan for it.",
+        extra[0].line,
+    )
+
+
+def _has_gpu(run: Run) -> bool:
+    return any(device.kind in ("gpu", "igpu") for device in run.devices)
 
 
 def _full_reprocessing(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding | None:
@@ -278,7 +414,13 @@ RULES: dict[str, Rule] = {
     "kv-on-host": _kv_on_host,
     "partial-offload": _partial_offload,
     "f16-cache": _f16_cache,
+    "flash-attention-off": _flash_off,
+    "attention-on-cpu": _attention_on_cpu,
+    "compute-binding": _compute_binding,
+    "gpu-imbalance": _imbalance,
     "low-headroom": _low_headroom,
+    "host-ram-budget": _host_ram,
+    "extra-model-memory": _extra_models,
     "context-exceeded": _context_exceeded,
     "truncated": _truncated,
     "full-reprocessing": _full_reprocessing,
