@@ -1,0 +1,394 @@
+"""Reads a GGUF header: version, metadata and tensor table, in bounded reads.
+
+The file is read forward through a window of about a megabyte, never mapped: a mapped file that shrinks kills the
+process. Every length and count comes from the file, so each is compared with the bytes left before anything is
+allocated. Arrays are skipped and remembered by place, except short ones of numbers; `Header.read_array` reads one.
+
+Format: GGUF specification (docs/gguf.md of ggml), versions 1 to 3, either byte order.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from gguf_info.errors import GGUFError
+
+__all__ = ["ArrayRef", "Header", "Tensor", "Value", "read_header"]
+
+_MAGIC = b"GGUF"
+_VERSIONS = (1, 2, 3)
+_WINDOW_BYTES = 1 << 20
+# Beyond what any model has; they bound the time and memory that a hostile file can take.
+_LARGEST_STRING_BYTES = 64 << 20
+_MOST_KEYS = 100_000
+_MOST_TENSORS = 200_000
+_MOST_DIMENSIONS = 4
+_DEEPEST_ARRAY = 4
+_SHORT_ARRAY = 4096
+
+# Value types by number: struct's letter; a bool is a byte. 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_TYPE_NAMES = {
+    0: "u8", 1: "i8", 2: "u16", 3: "i16", 4: "u32", 5: "i32", 6: "f32", 7: "bool", 8: "str", 9: "array", 10: "u64",
+    11: "i64", 12: "f64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ArrayRef:
+    """An array that was skipped.
+
+    Attributes:
+        item_type: `str`, `u32`, `f32`, ...
+        length: Number of items.
+        offset: Byte offset of its first item.
+    """
+
+    item_type: str
+    length: int
+    offset: int
+
+
+Value = int | float | bool | str | tuple[int | float | bool, ...] | ArrayRef
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One row of the tensor table.
+
+    Attributes:
+        name: Its name.
+        shape: Sizes, fastest first.
+        type_number: Quantization type.
+        offset: Bytes from the start of the data section.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_number: int
+    offset: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says before its data.
+
+    Attributes:
+        path: The file.
+        version: 1, 2 or 3.
+        endianness: Byte order of the file.
+        size_bytes: Size of the file.
+        alignment: `general.alignment`, 32 by default.
+        data_offset: Where the data section starts: the size of the header, padded to the alignment.
+        metadata: Values by key, in file order.
+        tensors: The tensor table, in file order.
+    """
+
+    path: Path
+    version: int
+    endianness: Literal["little", "big"]
+    size_bytes: int
+    alignment: int
+    data_offset: int
+    metadata: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+
+    def read_array(self, key: str) -> Iterator[int | float | bool | str]:
+        """Items of the array under `key`, read from the file one by one.
+
+        Raises:
+            GGUFError: There is no such array, or the file has changed.
+        """
+        value = self.metadata.get(key)
+        if isinstance(value, tuple):
+            yield from value
+            return
+        if not isinstance(value, ArrayRef):
+            raise GGUFError(self.path, None, expected=f"an array under {key!r}", found="none")
+        number = next(number for number, name in _TYPE_NAMES.items() if name == value.item_type)
+        with _opened(self.path) as (stream, size_bytes):
+            stream.seek(value.offset)
+            cursor = _Cursor(self.path, stream, size_bytes, start=value.offset)
+            cursor.set_format(self.version, self.endianness)
+            for _ in range(value.length):
+                yield cursor.string("an item") if number == _STRING else cursor.scalar(number)
+
+
+def read_header(path: str | Path) -> Header:
+    """Read the header of one GGUF file.
+
+    Raises:
+        GGUFError: It cannot be opened, is no regular file, or breaks the format; names offset, expected and found.
+    """
+    path = Path(path)
+    with _opened(path) as (stream, size_bytes):
+        cursor = _Cursor(path, stream, size_bytes)
+        version, endianness = _read_start(cursor)
+        n_tensors = cursor.count("tensor count", _MOST_TENSORS, smallest_item_bytes=4 + 4 + 4 + 8)
+        n_keys = cursor.count("metadata count", _MOST_KEYS, smallest_item_bytes=4 + 4 + 1)
+        metadata = _read_metadata(cursor, n_keys)
+        alignment = _alignment(cursor, metadata)
+        tensors = _read_tensors(cursor, n_tensors)
+        data_offset = -(-cursor.offset // alignment) * alignment
+    return Header(path, version, endianness, size_bytes, alignment, data_offset, metadata, tensors)
+
+
+class _opened:  # noqa: N801 - used as a function
+    """A regular file, open for reading, and its size."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tuple[BinaryIO, int]:
+        try:
+            # Without O_NONBLOCK, opening a FIFO waits for a writer.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            found = (error.strerror or str(error)).lower()
+            raise GGUFError(self._path, None, expected="a GGUF file", found=found, hint="check the path") from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise GGUFError(self._path, None, expected="a GGUF file", found=kind, hint="name the file itself")
+        self._stream = os.fdopen(descriptor, "rb", buffering=0)
+        return self._stream, status.st_size
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stream.close()
+
+
+class _Cursor:
+    """Reads forward through a window, and knows the offset of everything it reads."""
+
+    def __init__(self, path: Path, stream: BinaryIO, size_bytes: int, start: int = 0) -> None:
+        self.path = path
+        self._stream = stream
+        self._size_bytes = size_bytes
+        self._window = b""
+        self._position = 0
+        self._window_offset = start
+        self.set_format(3, "little")
+
+    def set_format(self, version: int, endianness: Literal["little", "big"]) -> None:
+        """Lengths are u32 in version 1 and u64 later; the byte order is the file's."""
+        order = "<" if endianness == "little" else ">"
+        self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
+        self._scalars = {number: struct.Struct(order + letter) for number, letter in _SCALARS.items()}
+        self._order = order
+
+    @property
+    def offset(self) -> int:
+        """Offset of the next byte."""
+        return self._window_offset + self._position
+
+    @property
+    def left(self) -> int:
+        """Bytes of the file after the offset."""
+        return self._size_bytes - self.offset
+
+    def error(self, expected: str, found: str, *, at: int | None = None, hint: str = "") -> GGUFError:
+        return GGUFError(self.path, self.offset if at is None else at, expected=expected, found=found, hint=hint)
+
+    def take(self, n_bytes: int, what: str) -> bytes:
+        """The next bytes.
+
+        Raises:
+            GGUFError: The file ends before.
+        """
+        self._fill(n_bytes, what)
+        taken = self._window[self._position : self._position + n_bytes]
+        self._position += n_bytes
+        return taken
+
+    def skip(self, n_bytes: int, what: str) -> None:
+        """Move on without reading."""
+        self._require(n_bytes, what)
+        inside = len(self._window) - self._position
+        if n_bytes <= inside:
+            self._position += n_bytes
+            return
+        self._window_offset = self.offset + n_bytes
+        self._window, self._position = b"", 0
+        self._stream.seek(self._window_offset)
+
+    def scalar(self, type_number: int) -> int | float | bool:
+        layout = self._scalars[type_number]
+        (value,) = layout.unpack(self.take(layout.size, _TYPE_NAMES[type_number]))
+        number: int | float | bool = bool(value) if type_number == _BOOL else value
+        return number
+
+    def u32(self, what: str) -> int:
+        (value,) = self._scalars[4].unpack(self.take(4, what))
+        return int(value)
+
+    def u64(self, what: str) -> int:
+        (value,) = self._scalars[10].unpack(self.take(8, what))
+        return int(value)
+
+    def length(self, what: str) -> int:
+        (value,) = self._length.unpack(self.take(self._length.size, what))
+        return int(value)
+
+    def count(self, what: str, most: int, smallest_item_bytes: int) -> int:
+        """A count from the file, checked against a limit and the bytes that its items need at least."""
+        at = self.offset
+        value = self.length(what)
+        if value > most or value * smallest_item_bytes > self.left:
+            raise self.error(f"a {what} that fits the file", str(value), at=at, hint="the file is damaged or cut")
+        return value
+
+    def string(self, what: str) -> str:
+        at = self.offset
+        n_bytes = self.length(f"length of {what}")
+        if n_bytes > min(self.left, _LARGEST_STRING_BYTES):
+            raise self.error(f"{what} that fits the file", f"a length of {n_bytes}", at=at)
+        return self.take(n_bytes, what).decode("utf-8", "replace")
+
+    def skip_strings(self, n_items: int) -> None:
+        """Move over an array of strings; the loop stays inside the window as long as it can."""
+        unpack, size = self._length.unpack_from, self._length.size
+        while n_items:
+            self._fill(size, "a length")
+            window, position = self._window, self._position
+            end = len(window) - size
+            while n_items and position <= end:
+                (n_bytes,) = unpack(window, position)
+                if position + size + n_bytes > len(window):
+                    break
+                position += size + n_bytes
+                n_items -= 1
+            self._position = position
+            if n_items:
+                self.skip(self.length("a length"), "a string")
+                n_items -= 1
+
+    def scalars(self, type_number: int, n_items: int) -> tuple[int | float | bool, ...]:
+        layout = struct.Struct(f"{self._order}{n_items}{_SCALARS[type_number]}")
+        values = layout.unpack(self.take(layout.size, "array items"))
+        return tuple(map(bool, values)) if type_number == _BOOL else values
+
+    def scalar_bytes(self, type_number: int) -> int:
+        return self._scalars[type_number].size
+
+    def _require(self, n_bytes: int, what: str) -> None:
+        if n_bytes > self.left:
+            raise self.error(
+                f"{n_bytes} bytes of {what}",
+                f"{max(self.left, 0)} bytes to the end of the file",
+                hint="is the file whole?",
+            )
+
+    def _fill(self, n_bytes: int, what: str) -> None:
+        """Have at least `n_bytes` in the window."""
+        self._require(n_bytes, what)
+        if n_bytes <= len(self._window) - self._position:
+            return
+        parts = [self._window[self._position :]]
+        self._window_offset, self._position = self.offset, 0
+        missing = n_bytes - len(parts[0])
+        while missing > 0:
+            part = self._stream.read(max(missing, _WINDOW_BYTES))
+            if not part:
+                raise self.error(f"{n_bytes} bytes of {what}", "a file that became shorter while it was read")
+            parts.append(part)
+            missing -= len(part)
+        self._window = b"".join(parts)
+
+
+def _read_start(cursor: _Cursor) -> tuple[int, Literal["little", "big"]]:
+    magic = cursor.take(4, "the magic")
+    if magic != _MAGIC:
+        raise cursor.error("'GGUF'", repr(magic)[1:], at=0, hint="this is no GGUF file")
+    raw = cursor.take(4, "the version")
+    orders: tuple[Literal["little", "big"], ...] = ("little", "big")
+    for endianness in orders:
+        version = int.from_bytes(raw, endianness)
+        if version in _VERSIONS:
+            cursor.set_format(version, endianness)
+            return version, endianness
+    raise cursor.error("GGUF version 1, 2 or 3", str(int.from_bytes(raw, "little")), at=4, hint="a newer gguf-info?")
+
+
+def _read_metadata(cursor: _Cursor, n_keys: int) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    for _ in range(n_keys):
+        at = cursor.offset
+        key = cursor.string("a metadata key")
+        if key in metadata:
+            raise cursor.error("each metadata key once", f"{key!r} again", at=at)
+        metadata[key] = _read_value(cursor, cursor.u32("a value type"), depth=0)
+    return metadata
+
+
+def _read_value(cursor: _Cursor, type_number: int, depth: int) -> Value:
+    if type_number in _SCALARS:
+        return cursor.scalar(type_number)
+    if type_number == _STRING:
+        return cursor.string("a value")
+    if type_number == _ARRAY:
+        return _read_array(cursor, depth)
+    raise cursor.error("a value type from 0 to 12", str(type_number), at=cursor.offset - 4)
+
+
+def _read_array(cursor: _Cursor, depth: int) -> Value:
+    if depth >= _DEEPEST_ARRAY:
+        raise cursor.error(f"arrays nested at most {_DEEPEST_ARRAY} deep", "another one inside")
+    at = cursor.offset
+    item_type = cursor.u32("an item type")
+    n_items = cursor.length("an array length")
+    offset = cursor.offset
+    if item_type in _SCALARS:
+        n_bytes = n_items * cursor.scalar_bytes(item_type)
+        if n_items <= _SHORT_ARRAY:
+            return cursor.scalars(item_type, n_items)
+        cursor.skip(n_bytes, "array items")
+    elif item_type in (_STRING, _ARRAY):
+        if n_items * 4 > cursor.left:
+            raise cursor.error("an array that fits the file", f"{n_items} items", at=at)
+        if item_type == _STRING:
+            cursor.skip_strings(n_items)
+        else:
+            for _ in range(n_items):
+                _read_array(cursor, depth + 1)
+    else:
+        raise cursor.error("an item type from 0 to 12", str(item_type), at=at)
+    return ArrayRef(_TYPE_NAMES[item_type], n_items, offset)
+
+
+def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise cursor.error("general.alignment as a power of two", repr(alignment))
+    return alignment
+
+
+def _read_tensors(cursor: _Cursor, n_tensors: int) -> tuple[Tensor, ...]:
+    tensors: dict[str, Tensor] = {}
+    for _ in range(n_tensors):
+        at = cursor.offset
+        name = cursor.string("a tensor name")
+        if name in tensors:
+            raise cursor.error("each tensor name once", f"{name!r} again", at=at)
+        n_dimensions = cursor.u32("a number of dimensions")
+        if n_dimensions > _MOST_DIMENSIONS:
+            raise cursor.error(f"at most {_MOST_DIMENSIONS} dimensions", str(n_dimensions), at=cursor.offset - 4)
+        shape = tuple(cursor.length("a size") for _ in range(n_dimensions))
+        if math.prod(shape) >= 2**63:
+            raise cursor.error("a tensor below 2^63 values", " x ".join(map(str, shape)), at=at)
+        type_number = cursor.u32("a tensor type")
+        tensors[name] = Tensor(name, shape, type_number, cursor.u64("a tensor offset"))
+    return tuple(tensors.values())
