@@ -10,9 +10,7 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Run
@@ -52,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except VRAMReportError as error:
         if options.debug:
+            import traceback
+
             traceback.print_exc()
         print(f"error: {visible(error.message)}", file=sys.stderr)
         if error.hint:
@@ -86,8 +86,21 @@ def _parser() -> argparse.ArgumentParser:
         help="MiB to keep free on each device (default: 1024)",
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    parser.add_argument("--version", action="version", version=f"vram-report {version('vram-report')}")
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked: importing importlib.metadata costs more than reading a log."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"vram-report {version('vram-report')}")
+        parser.exit()
 
 
 def _margin(text: str) -> float:

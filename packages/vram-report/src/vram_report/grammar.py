@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
-__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "STYLES", "LineFormat"]
+__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "QUIET_STARTS", "QUIET_TAILS", "STYLES", "LineFormat"]
 
 END = r"(?=[\s,;|)\]}\"']|$)"
 MIB = r"\d+\.\d+"
@@ -40,20 +41,25 @@ class LineFormat:
     Attributes:
         kind: The fact; several rows may share it.
         trigger: A literal that every line of this wording contains.
-        pattern: Named groups are the record's fields.
+        regex: Its named groups are the record's fields.
         since: First build with this wording, "" where unknown or always.
         style: The generation of `STYLES` that this wording proves, "" where it proves none.
     """
 
     kind: str
     trigger: str
-    pattern: re.Pattern[str]
+    regex: str
     since: str = ""
     style: str = ""
 
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled expression; most logs need a third of the table, so rows are compiled when first met."""
+        return re.compile(self.regex)
+
 
 def _row(kind: str, trigger: str, pattern: str, since: str = "", style: str = "") -> LineFormat:
-    return LineFormat(kind, trigger, re.compile(pattern), since, style)
+    return LineFormat(kind, trigger, pattern, since, style)
 
 
 _BUILD = (
@@ -508,6 +514,38 @@ FORMATS: tuple[LineFormat, ...] = (
     *_REQUESTS,
 )
 """Every line format, in the order in which rows of one line are tried."""
+
+
+QUIET_STARTS: tuple[str, ...] = (
+    "srv  log_server_r: done request",
+    "srv  params_from_: ",
+    "srv        update: ",
+    "srv          load: ",
+    "srv  get_availabl: ",
+    "srv          stop: cancel task",
+    "slot init_sampler: ",
+    "slot create_check: ",
+    "slot slot_save_an: ",
+    "slot process_sing: ",
+    "reasoning-budget: ",
+    "      total time = ",
+    "load: control token: ",
+    "llama_model_loader: - type ",
+)
+"""Starts of lines, behind the log prefix, that carry no fact: they are most of a long log and are skipped first."""
+
+QUIET_TAILS: tuple[str, ...] = (
+    "prompt processing progress, ",
+    "created context checkpoint ",
+    "restored context checkpoint ",
+    "erased invalidated context checkpoint ",
+    "Checking checkpoint with ",
+    "n_past = ",
+    "sampler chain: ",
+    "init sampler, ",
+    "n_decoded = ",
+)
+"""Texts behind the last bar of a slot's line that carry no fact."""
 
 
 def _by_trigger() -> dict[str, tuple[LineFormat, ...]]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from vram_report.grammar import FORMATS_BY_TRIGGER, LineFormat
+from vram_report.grammar import FORMATS_BY_TRIGGER, QUIET_STARTS, QUIET_TAILS, LineFormat
 
 __all__ = ["Record", "iter_records"]
 
@@ -31,12 +31,17 @@ WRAPPERS = tuple(
 )
 PORT = re.compile(r"\[ *(?P<port>\d{1,5})\] ")
 CLOCK = re.compile(r"(?:^|\s|\.)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [IWED] ")
-INTEREST = re.compile("|".join(sorted(map(re.escape, FORMATS_BY_TRIGGER), key=len)))
+TRIGGERS = tuple(FORMATS_BY_TRIGGER)
+SERVING_STARTS = ("slot ", "prompt eval time ", "       eval time ")
+SERVING_TRIGGERS = tuple(
+    trigger
+    for trigger, rows in FORMATS_BY_TRIGGER.items()
+    if any(row.kind.startswith("req_") or row.kind == "slot" for row in rows)
+)
 JSON_TEXT_KEYS = ("msg", "message", "log", "MESSAGE")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One fact as a line stated it.
 
     Attributes:
@@ -65,32 +70,48 @@ def iter_records(lines: Iterable[str]) -> Iterator[Record]:
     """
     terminated = False
     for number, line in enumerate(lines, start=1):
+        start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
+        if line.startswith(QUIET_STARTS, start):
+            continue
         ended = line.endswith("\n")
         cut = terminated and not ended
         terminated = terminated or ended
-        if INTEREST.search(line) is None:
-            continue
-        for record in _line_records(number, line):
+        if line.startswith(SERVING_STARTS, start) and "\x1b" not in line and "\0" not in line:
+            if line.startswith(QUIET_TAILS, line.rfind("| ") + 2):
+                continue
+            records = _serving_records(number, line)
+        else:
+            records = _line_records(number, line)
+        for record in records:
             if not cut or not record.fields:
                 yield record
 
 
+def _serving_records(number: int, line: str) -> Iterator[Record]:
+    """Records of an unwrapped line that the server prints while it serves: few triggers, and no wrapper to strip."""
+    for trigger in SERVING_TRIGGERS:
+        if trigger in line:
+            for row, match in _matches(line, [trigger]):
+                yield Record(number, row.kind, match.groupdict(), row.style, None, None)
+
+
 def _line_records(number: int, line: str) -> Iterator[Record]:
+    triggers = [trigger for trigger in TRIGGERS if trigger in line]
+    if not triggers:
+        return
     port, text = _unwrap(line)
     message = _json_text(text)
     if message is not text:
         inner_port, text = _unwrap(message)
         port = port or inner_port
     clock_s = _clock(text)
-    for row, match in _matches(text):
+    for row, match in _matches(text, triggers):
         yield Record(number, row.kind, match.groupdict(), _style(row, clock_s), port, clock_s)
 
 
-def _matches(text: str) -> Iterator[tuple[LineFormat, re.Match[str]]]:
-    for trigger, rows in FORMATS_BY_TRIGGER.items():
-        if trigger not in text:
-            continue
-        for row in rows:
+def _matches(text: str, triggers: list[str]) -> Iterator[tuple[LineFormat, re.Match[str]]]:
+    for trigger in triggers:
+        for row in FORMATS_BY_TRIGGER[trigger]:
             for match in row.pattern.finditer(text):
                 yield row, match
 

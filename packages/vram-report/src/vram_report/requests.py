@@ -18,7 +18,7 @@ from vram_report.parse import Record
 __all__ = ["RequestFacts", "Takeover", "summarize", "take_request"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Task:
     """One request while it runs."""
 
@@ -29,7 +29,7 @@ class Task:
     prompt_done: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Held:
     """What a slot holds between requests."""
 
@@ -49,7 +49,7 @@ class Takeover:
     kept: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RequestFacts:
     """Sums over the requests of a run, and the requests still running."""
 

@@ -43,7 +43,7 @@ LLM_FUNCTIONS = frozenset(
 """Functions whose compute-buffer lines are the language model's; other named functions are an encoder's."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Entry:
     """A printed buffer."""
 
@@ -52,7 +52,7 @@ class Entry:
     line: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CacheFacts:
     """One cache of a context: its announcement, its buffers and its summary line."""
 
@@ -69,7 +69,7 @@ class CacheFacts:
         return bool(self.buffers) and mib > 0.02 and sum(entry.mib for entry in self.buffers) == 0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ContextFacts:
     """One llama_context."""
 
@@ -94,7 +94,7 @@ class ContextFacts:
         return any(cache.is_probe for cache in self.caches)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LoadFacts:
     """One load of a model file."""
 
@@ -119,7 +119,7 @@ class LoadFacts:
         return not self.weights and bool(self.contexts) and all(context.is_probe for context in self.contexts)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DeviceFacts:
     """What start-up lines say about a device before anything is loaded."""
 
@@ -131,7 +131,7 @@ class DeviceFacts:
     uma: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class BreakdownTable:
     """One printed memory breakdown; a projection unless it was printed after the load."""
 
@@ -140,7 +140,7 @@ class BreakdownTable:
     hosts: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class FailureFacts:
     """The failure as known so far."""
 
@@ -152,7 +152,7 @@ class FailureFacts:
     requested_mib: float | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RunFacts:
     """Everything that the lines of one server start say."""
 
