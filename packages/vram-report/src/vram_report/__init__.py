@@ -24,8 +24,9 @@ from vram_report.document import (
     Source,
 )
 from vram_report.errors import LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
+from vram_report.formats import render_csv, render_html, render_markdown
 from vram_report.reader import read_log, read_stream
-from vram_report.render import SECTIONS, render_tables
+from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
 from vram_report.report import parse, report_document
 
 __all__ = [
@@ -45,14 +46,20 @@ __all__ = [
     "LogReport",
     "Model",
     "Offload",
+    "Page",
     "Requests",
     "Run",
     "SelectionNotFound",
     "Source",
+    "Table",
     "VRAMReportError",
     "parse",
     "read_log",
     "read_stream",
+    "render_csv",
+    "render_html",
+    "render_markdown",
     "render_tables",
     "report_document",
+    "report_page",
 ]

@@ -16,8 +16,9 @@ from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Run
 from vram_report.errors import VRAMReportError
 from vram_report.findings import CODES
+from vram_report.formats import render_csv, render_html, render_markdown
 from vram_report.reader import read_log, read_stream
-from vram_report.render import SECTIONS, render_tables, select_run, visible
+from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
 from vram_report.report import report_document
 
 __all__ = ["main"]
@@ -26,9 +27,11 @@ EXAMPLES = """examples:
   vram-report server.log                          what the VRAM went to and what still fits
   vram-report --section capacity server.log       one section of it
   vram-report --format json server.log            every number, for scripts
+  vram-report --format html server.log > a.html   one page with a bar for each device
   journalctl -u llama | vram-report -             from a pipe
   vram-report --fail-on out-of-memory server.log  exit status 1 if the start ran out of memory
 """
+FORMATS = ("table", "json", "markdown", "html", "csv")
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -67,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a log file, plain or gzip; - for stdin")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print (default: table)")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="how to print (default: table)")
     parser.add_argument("--section", action="append", choices=SECTIONS, help="print only this section; may repeat")
     parser.add_argument("--run", type=int, metavar="N", help="show run N of the log, -1 for the last (default)")
     parser.add_argument("--device", metavar="NAME", help="show only this device")
@@ -117,7 +120,10 @@ def _run(options: argparse.Namespace) -> int:
         documents = [report_document(report) for report in reports]
         print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
     else:
-        print("\n".join(_tables(report, options) for report in reports), end="")
+        pages = [
+            report_page(report, sections=options.section, run=options.run, device=options.device) for report in reports
+        ]
+        print(_drawn(pages, options.format), end="")
     return int(any(_fails(run, options.fail_on or ()) for run in shown))
 
 
@@ -127,14 +133,14 @@ def _read(path: str, margin_mib: float) -> LogReport:
     return read_log(path, margin_mib=margin_mib)
 
 
-def _tables(report: LogReport, options: argparse.Namespace) -> str:
-    return render_tables(
-        report,
-        ascii_only=not _can_show_boxes(),
-        sections=options.section,
-        run=options.run,
-        device=options.device,
-    )
+def _drawn(pages: list[Page], form: str) -> str:
+    if form == "markdown":
+        return render_markdown(pages)
+    if form == "html":
+        return render_html(pages)
+    if form == "csv":
+        return render_csv(pages)
+    return "\n".join(draw_tables(page.head, page.tables, ascii_only=not _can_show_boxes()) for page in pages)
 
 
 def _can_show_boxes() -> bool:

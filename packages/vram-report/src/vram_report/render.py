@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from prettytable import PrettyTable
-
 from vram_report.document import Device, KVPart, LogReport, Run
 from vram_report.errors import SelectionNotFound
 
-__all__ = ["SECTIONS", "Table", "render_tables", "run_tables", "select_run", "visible"]
+__all__ = [
+    "DASH",
+    "SECTIONS",
+    "Page",
+    "Table",
+    "draw_tables",
+    "render_tables",
+    "report_page",
+    "run_tables",
+    "select_run",
+    "visible",
+]
 
 DASH = "–"
 BORDERS = {
@@ -316,6 +325,40 @@ def run_tables(run: Run, sections: Sequence[str] | None = None) -> list[Table]:
     return tables
 
 
+@dataclass(frozen=True)
+class Page:
+    """One run as it is shown: what it is, and its tables."""
+
+    head: str
+    run: Run
+    tables: list[Table]
+
+
+def report_page(
+    report: LogReport,
+    *,
+    sections: Sequence[str] | None = None,
+    run: int | None = None,
+    device: str | None = None,
+) -> Page:
+    """Choose one run of a report and lay out its sections, for any format.
+
+    Args:
+        report: The log's report.
+        sections: Names out of `SECTIONS`; all of them by default.
+        run: Number of the run from 1, negative from the end; the last by default.
+        device: Show only this device.
+
+    Raises:
+        SelectionNotFound: If the run, a section or the device is not there.
+    """
+    number, chosen = select_run(report, run)
+    if device is not None:
+        chosen = _only_device(chosen, device)
+    of = f"run {number} of {len(report.runs)}, lines {chosen.first_line} to {chosen.last_line}"
+    return Page(f"{visible(report.source.path)} · {of}", chosen, run_tables(chosen, sections))
+
+
 def render_tables(
     report: LogReport,
     *,
@@ -336,14 +379,13 @@ def render_tables(
     Raises:
         SelectionNotFound: If the run, a section or the device is not there.
     """
-    number, chosen = select_run(report, run)
-    if device is not None:
-        chosen = _only_device(chosen, device)
-    source = report.source
-    head = (
-        f"{visible(source.path)} · run {number} of {len(report.runs)}, lines {chosen.first_line} to {chosen.last_line}"
-    )
-    drawn = [f"{table.title}\n{_draw(table, ascii_only)}" for table in run_tables(chosen, sections)]
+    page = report_page(report, sections=sections, run=run, device=device)
+    return draw_tables(page.head, page.tables, ascii_only=ascii_only)
+
+
+def draw_tables(head: str, tables: Sequence[Table], *, ascii_only: bool) -> str:
+    """Draw titled tables below a heading line."""
+    drawn = [f"{table.title}\n{_draw(table, ascii_only)}" for table in tables]
     text = "\n\n".join([head, *drawn]) + "\n"
     return text.translate(ASCII).encode("ascii", "backslashreplace").decode("ascii") if ascii_only else text
 
@@ -356,6 +398,9 @@ def _only_device(run: Run, name: str) -> Run:
 
 
 def _draw(table: Table, ascii_only: bool) -> str:
+    # Imported here: only text tables need it, and it costs more than reading a log.
+    from prettytable import PrettyTable
+
     drawn = PrettyTable()
     drawn.field_names = [name or " " for name in table.columns]
     drawn.align = "l"
