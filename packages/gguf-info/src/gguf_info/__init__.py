@@ -1,26 +1,24 @@
-"""What is in a GGUF model file, read from its header without a server.
+"""What is in a GGUF model file, and what it will need, without a server.
 
-`read_summary` reads a model, `summary_document` gives it as JSON has it, `render_tables` as a terminal shows it;
-`read_header` is the plain header.
+The rule: the header alone is read, in bounded reads, and every number says where it comes from.
 """
 
+from gguf_info.document import summary_document
 from gguf_info.errors import GGUFError
-from gguf_info.reader import ArrayRef, Header, Tensor, read_header
-from gguf_info.render import SECTIONS, render_csv, render_markdown, render_tables
-from gguf_info.summary import Summary, TensorType, read_summary, summary_document
+from gguf_info.model import Summary, read_summary, tensor_bytes
+from gguf_info.reader import Array, Header, Tensor, read_header
+from gguf_info.render import SECTIONS, render_tables
 
 __all__ = [
     "SECTIONS",
-    "ArrayRef",
+    "Array",
     "GGUFError",
     "Header",
     "Summary",
     "Tensor",
-    "TensorType",
     "read_header",
     "read_summary",
-    "render_csv",
-    "render_markdown",
     "render_tables",
     "summary_document",
+    "tensor_bytes",
 ]

@@ -1,132 +1,216 @@
-"""The command: parses arguments, prints, and turns errors into exit codes."""
+"""The command: arguments in, tables or documents out, and the exit status.
+
+The rule: this module alone prints and decides the exit status: 0 printed, 1 the answer is no (a key or template that
+was asked for is not in the file), 2 usage or bad input, 130 interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
+from gguf_info.document import summary_document, tensor_rows
 from gguf_info.errors import GGUFError
-from gguf_info.reader import ArrayRef
-from gguf_info.render import SECTIONS, render_csv, render_markdown, render_tables, visible
-from gguf_info.summary import Summary, read_summary, summary_document
+from gguf_info.model import Summary, read_summary
+from gguf_info.reader import Array
+from gguf_info.render import (
+    SECTIONS,
+    Table,
+    csv_text,
+    draw,
+    heading,
+    metadata_table,
+    render_csv,
+    section_tables,
+    tensor_table,
+    visible,
+)
 
 __all__ = ["main"]
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
-  gguf-info model.gguf                              everything, as tables
-  gguf-info model.gguf --section attention --section moe
-  gguf-info model.gguf --tensors attn_q             tensors whose name holds "attn_q"
-  gguf-info model.gguf --key general.license        one value, for scripts
-  gguf-info model.gguf --chat-template > template.jinja
+  gguf-info model.gguf                       tables of everything
+  gguf-info model.gguf --section tensors     one of them
+  gguf-info model.gguf --tensors 'blk\\.0\\.'  the tensor table of the first block
+  gguf-info model.gguf --key llama.context_length
   gguf-info model.gguf --format json | jq .attention
 """
-_TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 printed, 2 usage or a file that is no GGUF, 130 interrupted."""
-    options = _parser().parse_args(argv)
+    """Run the command.
+
+    Args:
+        argv: Arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit status.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        _print(options)
-        sys.stdout.flush()
-    except GGUFError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        print(f"error: {visible(str(error))}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        return 2
+        return _run(arguments)
+    except SystemExit as stop:  # argparse ends --help, --version and usage errors this way
+        return stop.code if isinstance(stop.code, int) else 2
+    except BrokenPipeError:
+        # Python would complain again when it flushes stdout at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 130
-    return 0
+    except GGUFError as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print(f"error: {visible(str(error))}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {visible(error.hint)}", file=sys.stderr)
+        return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _run(arguments: list[str]) -> int:
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    status = command(arguments[1:]) if command else _show(arguments)
+    sys.stdout.flush()
+    return status
+
+
+def _show_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gguf-info",
-        description="What is in a GGUF model file, read from its header alone.",
-        epilog=_EXAMPLES,
+        description="What is in a GGUF model file. A folder, or any part of a split model, stands for the model.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("gguf-info")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("file", type=Path, help="a GGUF file, any shard of a split model, or a folder that holds one")
-    parser.add_argument("--format", choices=("table", "json", "markdown", "csv"), default="table")
-    parser.add_argument("--section", action="append", choices=tuple(SECTIONS), help="only this section; repeatable")
-    parser.add_argument("--full", action="store_true", help="every metadata key; in JSON every array item too")
-    parser.add_argument("--tensors", nargs="?", const="", metavar="TEXT", help="list tensors whose name holds TEXT")
-    parser.add_argument("--key", help="print one metadata value, as text, or as JSON for an array")
-    parser.add_argument("--chat-template", action="store_true", help="print the chat template as it stands in the file")
+    parser.add_argument("file", metavar="FILE", help="a .gguf file, or a folder with one model")
+    _add_output(parser, ("table", "json", "markdown", "csv"))
+    parser.add_argument(
+        "--section", action="append", choices=SECTIONS, help="show only this section; may be given several times"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="show every metadata key; with --format json arrays in full"
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--tensors", nargs="?", const="", metavar="REGEX", help="show the tensor table, or the tensors that match"
+    )
+    one.add_argument("--key", help="print one metadata value, an array one item a line")
+    one.add_argument("--chat-template", action="store_true", help="print the chat template")
+    parser.add_argument("--version", action="version", version=f"gguf-info {version('gguf-info')}")
     return parser
 
 
-def _print(options: argparse.Namespace) -> None:
+def _add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
+    parser.add_argument("--format", choices=formats, default="table", help="how to print (default: table)")
+    parser.add_argument("--debug", action="store_true", help="show the trace of an error")
+
+
+def _show(arguments: list[str]) -> int:
+    parser = _show_parser()
+    options = parser.parse_args(arguments)
+    pattern = _pattern(parser, options.tensors)
     summary = read_summary(options.file)
+    if options.key is not None:
+        return _print_key(summary, options.key, options.format)
     if options.chat_template:
-        sys.stdout.write(str(_value(summary, _TEMPLATE_KEY)))
-    elif options.key is not None:
-        print(_shown(_value(summary, options.key)))
-    elif options.format == "json":
-        print(json.dumps(_document(summary, options), indent=2, ensure_ascii=not _prints_unicode()))
+        return _print_key(summary, "tokenizer.chat_template", options.format)
+    if pattern is not None:
+        return _print_tensors(summary, pattern, options.format)
+    _print_summary(summary, options)
+    return 0
+
+
+def _pattern(parser: argparse.ArgumentParser, text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        parser.error(f"--tensors: {text!r} is no regular expression: {error}")
+
+
+def _print_summary(summary: Summary, options: argparse.Namespace) -> None:
+    if options.format == "json":
+        document = summary_document(summary, full=options.full)
+        _print_json({name: document[name] for name in options.section} if options.section else document)
+        return
+    if options.format == "csv":
+        sys.stdout.write(render_csv(summary, options.section))
+        return
+    tables = section_tables(summary, options.section)
+    if options.full:
+        tables.append(metadata_table(summary.metadata))
+    _print_tables(tables, options.format, head=heading(summary))
+
+
+def _print_tensors(summary: Summary, pattern: re.Pattern[str], output: str) -> int:
+    tensors = tuple(tensor for tensor in summary.all_tensors() if pattern.search(tensor.name))
+    rows = tensor_rows(summary, tensors)
+    if output == "json":
+        _print_json({"schema_version": 1, "tensors": list(rows)})
+    elif output == "csv":
+        cells = [[_csv_cell(value) for value in row.values()] for row in rows]
+        sys.stdout.write(csv_text(("name", "shape", "type", "parameters", "bytes", "offset"), cells))
     else:
-        print(_text(summary, options))
+        _print_tables([tensor_table(tensors)], output)
+    return 0
 
 
-def _text(summary: Summary, options: argparse.Namespace) -> str:
-    chosen: dict[str, Any] = {"sections": options.section, "tensors": options.tensors}
-    if options.format == "markdown":
-        text = render_markdown(summary, **chosen)
-    elif options.format == "csv":
-        text = render_csv(summary, **chosen)
+def _csv_cell(value: object) -> object:
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    return visible(value) if isinstance(value, str) else value
+
+
+def _print_key(summary: Summary, key: str, output: str) -> int:
+    if key not in summary.metadata:
+        print(f"error: {visible(summary.file.path)}: no metadata key {visible(key)!r}", file=sys.stderr)
+        print("hint: --full lists the keys", file=sys.stderr)
+        return 1
+    value = summary.metadata[key]
+    if output == "json":
+        _print_json(summary_document(summary, full=True)["metadata"][key])
+    elif isinstance(value, Array):
+        for item in summary.headers[0].read_array(key):
+            print(_shown(_plain(item)))
     else:
-        text = render_tables(summary, ascii_only=not _prints_unicode(), **chosen)
-    return text + ("\n\n" + _metadata_lines(summary) if options.full else "")
+        print(_shown(_plain(value)))
+    return 0
 
 
-def _document(summary: Summary, options: argparse.Namespace) -> dict[str, Any]:
-    document = summary_document(summary, full=options.full)
-    if not options.section:
-        return document
-    return {key: value for key, value in document.items() if key in {"schema_version", *options.section}}
+def _shown(text: str) -> str:
+    """Text exactly as it is for a file or a program; on a terminal its control characters are made visible."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(visible(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
-def _metadata_lines(summary: Summary) -> str:
-    return "\n".join(f"{visible(key)} = {_brief(value)}" for key, value in summary.header.metadata.items())
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
-def _brief(value: object) -> str:
-    if isinstance(value, ArrayRef):
-        return f"{value.length} items of {value.item_type}"
-    return visible(str(list(value) if isinstance(value, tuple) else value))
+def _print_tables(tables: Sequence[Table], output: str, head: str = "") -> None:
+    text = draw(tables, head=head, ascii_only=not _can_print_boxes(), markdown=output == "markdown")
+    sys.stdout.write(text)
 
 
-def _value(summary: Summary, key: str) -> object:
-    metadata = summary.header.metadata
-    if key not in metadata:
-        hint = "gguf-info FILE --full lists all keys"
-        raise GGUFError(summary.header.path, None, expected=f"the metadata key {key!r}", found="no such key", hint=hint)
-    value = metadata[key]
-    return list(summary.header.read_array(key)) if isinstance(value, ArrayRef | tuple) else value
+def _can_print_boxes() -> bool:
+    try:
+        "┌─│×–…".encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, str):
-        return visible(value)
-    return json.dumps(value, ensure_ascii=True)
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=not _can_print_boxes()))
 
 
-def _prints_unicode() -> bool:
-    return "utf" in (sys.stdout.encoding or "").lower()
+COMMANDS: dict[str, Callable[[list[str]], int]] = {}
+"""Subcommands by name; anything else is the file to show."""

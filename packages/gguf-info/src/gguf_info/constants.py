@@ -60,13 +60,14 @@ def block_size(type_number: int) -> tuple[int, int] | None:
 
 
 def file_type_name(file_type: int) -> str:
-    """Name of `general.file_type`, such as `MOSTLY_Q4_1`, or its number."""
+    """Name of `general.file_type` as file names have it, such as `Q4_1` or `Q4_K_M`, or its number."""
     try:
-        return str(gguf_constants().LlamaFileType(file_type).name)
+        return str(gguf_constants().LlamaFileType(file_type).name).removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:
         return str(file_type)
 
 
+@cache
 def keys_below(group: str, architecture: str) -> dict[str, str]:
     """Metadata keys of one group of the gguf package's `Keys`, by constant name, filled in for an architecture.
 

@@ -14,24 +14,27 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, Literal
 
 from gguf_info.errors import GGUFError
 
-__all__ = ["ArrayRef", "Header", "Tensor", "Value", "read_header"]
+__all__ = ["Array", "Header", "Tensor", "Value", "read_header"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (1, 2, 3)
 _WINDOW_BYTES = 1 << 20
-# Beyond what any model has; they bound the time and memory that a hostile file can take.
-_LARGEST_STRING_BYTES = 64 << 20
-_MOST_KEYS = 100_000
-_MOST_TENSORS = 200_000
+# Several times what any model has; they bound the time and memory that a hostile file can take.
+_MOST_KEPT_BYTES = 16 << 20
+_MOST_KEYS = 20_000
+_MOST_TENSORS = 100_000
+_MOST_STRINGS = 4_000_000
+_MOST_NESTED_ARRAYS = 50_000
 _MOST_DIMENSIONS = 4
 _DEEPEST_ARRAY = 4
 _SHORT_ARRAY = 4096
+_SHORT_TEXT_ARRAY = 64
 
 # Value types by number: struct's letter; a bool is a byte. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
@@ -43,21 +46,24 @@ _TYPE_NAMES = {
 
 
 @dataclass(frozen=True)
-class ArrayRef:
-    """An array that was skipped.
+class Array:
+    """An array: where it is, and its items if they are few numbers.
 
     Attributes:
         item_type: `str`, `u32`, `f32`, ...
         length: Number of items.
         offset: Byte offset of its first item.
+        items: The items of a short array (up to 4096 numbers, or 64 texts); None for any other, which
+            `Header.read_array` reads.
     """
 
     item_type: str
     length: int
     offset: int
+    items: tuple[int | float | bool | str, ...] | None = None
 
 
-Value = int | float | bool | str | tuple[int | float | bool, ...] | ArrayRef
+Value = int | float | bool | str | Array
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Header:
         tensors: The tensor table, in file order.
     """
 
-    path: Path
+    path: str
     version: int
     endianness: Literal["little", "big"]
     size_bytes: int
@@ -113,27 +119,27 @@ class Header:
             GGUFError: There is no such array, or the file has changed.
         """
         value = self.metadata.get(key)
-        if isinstance(value, tuple):
-            yield from value
+        if not isinstance(value, Array) or value.item_type == "array":
+            raise GGUFError(self.path, None, expected=f"an array of scalars or text under {key!r}", found="none")
+        if value.items is not None:
+            yield from value.items
             return
-        if not isinstance(value, ArrayRef):
-            raise GGUFError(self.path, None, expected=f"an array under {key!r}", found="none")
         number = next(number for number, name in _TYPE_NAMES.items() if name == value.item_type)
         with _opened(self.path) as (stream, size_bytes):
             stream.seek(value.offset)
             cursor = _Cursor(self.path, stream, size_bytes, start=value.offset)
             cursor.set_format(self.version, self.endianness)
             for _ in range(value.length):
-                yield cursor.string("an item") if number == _STRING else cursor.scalar(number)
+                yield cursor.string("an item", kept=False) if number == _STRING else cursor.scalar(number)
 
 
-def read_header(path: str | Path) -> Header:
+def read_header(path: str | os.PathLike[str]) -> Header:
     """Read the header of one GGUF file.
 
     Raises:
         GGUFError: It cannot be opened, is no regular file, or breaks the format; names offset, expected and found.
     """
-    path = Path(path)
+    path = os.fspath(path)
     with _opened(path) as (stream, size_bytes):
         cursor = _Cursor(path, stream, size_bytes)
         version, endianness = _read_start(cursor)
@@ -146,36 +152,32 @@ def read_header(path: str | Path) -> Header:
     return Header(path, version, endianness, size_bytes, alignment, data_offset, metadata, tensors)
 
 
-class _opened:  # noqa: N801 - used as a function
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[BinaryIO, int]]:
     """A regular file, open for reading, and its size."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tuple[BinaryIO, int]:
-        try:
-            # Without O_NONBLOCK, opening a FIFO waits for a writer.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
-        except OSError as error:
-            found = (error.strerror or str(error)).lower()
-            raise GGUFError(self._path, None, expected="a GGUF file", found=found, hint="check the path") from error
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has neither flag, and needs O_BINARY.
+        flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+        descriptor = os.open(path, os.O_RDONLY | flags)
+    except (OSError, ValueError) as error:
+        found = (getattr(error, "strerror", None) or str(error)).lower()
+        raise GGUFError(path, None, expected="a GGUF file", found=found, hint="check the path") from error
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise GGUFError(self._path, None, expected="a GGUF file", found=kind, hint="name the file itself")
-        self._stream = os.fdopen(descriptor, "rb", buffering=0)
-        return self._stream, status.st_size
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stream.close()
+            found = "a folder" if stat.S_ISDIR(status.st_mode) else "something that is no regular file"
+            raise GGUFError(path, None, expected="a GGUF file", found=found, hint="name the file itself")
+        yield stream, status.st_size
 
 
 class _Cursor:
     """Reads forward through a window, and knows the offset of everything it reads."""
 
-    def __init__(self, path: Path, stream: BinaryIO, size_bytes: int, start: int = 0) -> None:
+    def __init__(self, path: str, stream: BinaryIO, size_bytes: int, start: int = 0) -> None:
         self.path = path
+        self._budget_bytes = _MOST_KEPT_BYTES
+        self._strings_left = _MOST_STRINGS
+        self._nested_left = _MOST_NESTED_ARRAYS
         self._stream = stream
         self._size_bytes = size_bytes
         self._window = b""
@@ -251,15 +253,42 @@ class _Cursor:
             raise self.error(f"a {what} that fits the file", str(value), at=at, hint="the file is damaged or cut")
         return value
 
-    def string(self, what: str) -> str:
+    def keep(self, n_bytes: int, what: str) -> None:
+        """Count bytes that stay in memory.
+
+        Raises:
+            GGUFError: They would be more than any model's header keeps.
+        """
+        self._budget_bytes -= n_bytes
+        if self._budget_bytes < 0:
+            raise self.error(
+                f"a header with less than {_MOST_KEPT_BYTES >> 20} MiB of text", f"{n_bytes} bytes of {what}"
+            )
+
+    def nested_array(self) -> None:
+        """Count an array inside an array.
+
+        Raises:
+            GGUFError: There are more than any model has.
+        """
+        self._nested_left -= 1
+        if self._nested_left < 0:
+            raise self.error(f"at most {_MOST_NESTED_ARRAYS} nested arrays", "another one")
+
+    def string(self, what: str, *, kept: bool = True) -> str:
         at = self.offset
         n_bytes = self.length(f"length of {what}")
-        if n_bytes > min(self.left, _LARGEST_STRING_BYTES):
+        if n_bytes > self.left:
             raise self.error(f"{what} that fits the file", f"a length of {n_bytes}", at=at)
+        if kept or n_bytes > _MOST_KEPT_BYTES:
+            self.keep(n_bytes, what)
         return self.take(n_bytes, what).decode("utf-8", "replace")
 
     def skip_strings(self, n_items: int) -> None:
         """Move over an array of strings; the loop stays inside the window as long as it can."""
+        self._strings_left -= n_items
+        if self._strings_left < 0:
+            raise self.error(f"at most {_MOST_STRINGS} strings", f"an array of {n_items} more")
         unpack, size = self._length.unpack_from, self._length.size
         while n_items:
             self._fill(size, "a length")
@@ -301,7 +330,10 @@ class _Cursor:
         self._window_offset, self._position = self.offset, 0
         missing = n_bytes - len(parts[0])
         while missing > 0:
-            part = self._stream.read(max(missing, _WINDOW_BYTES))
+            try:
+                part = self._stream.read(max(missing, _WINDOW_BYTES))
+            except OSError as error:
+                raise self.error(f"{n_bytes} bytes of {what}", error.strerror or str(error)) from error
             if not part:
                 raise self.error(f"{n_bytes} bytes of {what}", "a file that became shorter while it was read")
             parts.append(part)
@@ -344,7 +376,7 @@ def _read_value(cursor: _Cursor, type_number: int, depth: int) -> Value:
     raise cursor.error("a value type from 0 to 12", str(type_number), at=cursor.offset - 4)
 
 
-def _read_array(cursor: _Cursor, depth: int) -> Value:
+def _read_array(cursor: _Cursor, depth: int) -> Array:
     if depth >= _DEEPEST_ARRAY:
         raise cursor.error(f"arrays nested at most {_DEEPEST_ARRAY} deep", "another one inside")
     at = cursor.offset
@@ -353,20 +385,25 @@ def _read_array(cursor: _Cursor, depth: int) -> Value:
     offset = cursor.offset
     if item_type in _SCALARS:
         n_bytes = n_items * cursor.scalar_bytes(item_type)
-        if n_items <= _SHORT_ARRAY:
-            return cursor.scalars(item_type, n_items)
+        if n_items <= _SHORT_ARRAY and not depth:
+            cursor.keep(n_items * 8, "array items")
+            return Array(_TYPE_NAMES[item_type], n_items, offset, cursor.scalars(item_type, n_items))
         cursor.skip(n_bytes, "array items")
     elif item_type in (_STRING, _ARRAY):
         if n_items * 4 > cursor.left:
             raise cursor.error("an array that fits the file", f"{n_items} items", at=at)
+        if item_type == _STRING and n_items <= _SHORT_TEXT_ARRAY and not depth:
+            texts = tuple(cursor.string("an array item") for _ in range(n_items))
+            return Array(_TYPE_NAMES[item_type], n_items, offset, texts)
         if item_type == _STRING:
             cursor.skip_strings(n_items)
         else:
             for _ in range(n_items):
+                cursor.nested_array()
                 _read_array(cursor, depth + 1)
     else:
         raise cursor.error("an item type from 0 to 12", str(item_type), at=at)
-    return ArrayRef(_TYPE_NAMES[item_type], n_items, offset)
+    return Array(_TYPE_NAMES[item_type], n_items, offset)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:

@@ -1,248 +1,347 @@
-"""Tables for the terminal, Markdown and CSV. Text from the file is shown with control characters made visible."""
+"""A summary as text: tables, Markdown and CSV.
+
+The rule: a section is one function from a summary to rows of label and text; what draws them knows nothing of their
+meaning. Text from the file is shown with control characters made visible. A dash is "the file does not say".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from prettytable import PrettyTable, TableStyle
+from prettytable import PrettyTable
 
 from gguf_info.constants import type_name
-from gguf_info.summary import Summary
+from gguf_info.document import flat_fields, summary_document
+from gguf_info.model import Summary, tensor_bytes
+from gguf_info.reader import Array, Tensor, Value
 
-__all__ = ["SECTIONS", "render_csv", "render_markdown", "render_tables", "visible"]
+__all__ = [
+    "SECTIONS",
+    "Table",
+    "csv_text",
+    "draw",
+    "heading",
+    "metadata_table",
+    "render_csv",
+    "render_tables",
+    "section_tables",
+    "tensor_table",
+    "visible",
+]
 
-Rows = Sequence[Sequence[str]]
-_LONGEST_TEXT = 100
-_DASH = "–"
+DASH = "–"
+BORDERS = {
+    "horizontal_char": "─",
+    "vertical_char": "│",
+    "junction_char": "┼",
+    "top_junction_char": "┬",
+    "bottom_junction_char": "┴",
+    "left_junction_char": "├",
+    "right_junction_char": "┤",
+    "top_left_junction_char": "┌",
+    "top_right_junction_char": "┐",
+    "bottom_left_junction_char": "└",
+    "bottom_right_junction_char": "┘",
+}
+ASCII = str.maketrans({"–": "-", "×": "x", "·": "|", "…": "..."})
+LONGEST_TEXT = 76
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; `numeric` columns are set flush right; columns without names have no header row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[int, ...] = ()
 
 
 def visible(text: str) -> str:
-    """`text` with control and other unprintable characters written as escapes, on one line."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    """Text with control and bidirectional characters as escapes, safe to print on a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def render_tables(
-    summary: Summary, *, ascii_only: bool = False, sections: Sequence[str] | None = None, tensors: str | None = None
+    summary: Summary, *, ascii_only: bool = False, sections: Sequence[str] | None = None, markdown: bool = False
 ) -> str:
-    """All sections, or those named, as boxed tables.
+    """Draw a summary as tables.
 
     Args:
-        summary: The model.
-        ascii_only: Draw with plain ASCII.
-        sections: Names out of `SECTIONS`; sections with nothing in them are left out either way.
-        tensors: Also list the tensors whose name holds this text ("" lists all).
+        summary: What `read_summary` read.
+        ascii_only: Draw with ASCII characters instead of box drawing.
+        sections: Names out of `SECTIONS`; all of them by default. A section with nothing in it has no table.
+        markdown: Draw Markdown tables instead.
     """
-    style = TableStyle.DEFAULT if ascii_only else TableStyle.SINGLE_BORDER
-    text = "\n\n".join(_drawn(*table, style) for table in _tables(summary, sections, tensors))
-    return text.replace(_DASH, "-") if ascii_only else text
+    return draw(section_tables(summary, sections), head=heading(summary), ascii_only=ascii_only, markdown=markdown)
 
 
-def render_markdown(summary: Summary, *, sections: Sequence[str] | None = None, tensors: str | None = None) -> str:
-    """The same as Markdown tables."""
-    parts = []
-    for title, names, rows in _tables(summary, sections, tensors):
-        lines = [f"## {title}", "", _markdown_row(names), _markdown_row(["---"] * len(names))]
-        parts.append("\n".join([*lines, *(_markdown_row(row) for row in rows)]))
-    return "\n\n".join(parts)
+def draw(tables: Iterable[Table], *, head: str = "", ascii_only: bool = False, markdown: bool = False) -> str:
+    """Draw tables below a heading line."""
+    drawn = [_markdown(table) if markdown else f"{table.title}\n{_boxed(table, ascii_only)}" for table in tables]
+    text = "\n\n".join([f"# {head}" if markdown and head else head, *drawn] if head else drawn) + "\n"
+    return text.translate(ASCII).encode("ascii", "backslashreplace").decode("ascii") if ascii_only else text
 
 
-def render_csv(summary: Summary, *, sections: Sequence[str] | None = None, tensors: str | None = None) -> str:
-    """The same as comma-separated values, the section's name first in each row."""
-    import csv
-    import io
-
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    for title, names, rows in _tables(summary, sections, tensors):
-        writer.writerow(["section", *names])
-        writer.writerows([title, *row] for row in rows)
-    return buffer.getvalue().rstrip("\n")
+def section_tables(summary: Summary, sections: Sequence[str] | None = None) -> list[Table]:
+    """The tables of the sections that have something in them."""
+    return [table for name in sections or SECTIONS for table in SECTION_TABLE[name](summary) if table.rows]
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def tensor_table(tensors: Sequence[Tensor]) -> Table:
+    """The tensor table of a model; shapes are fastest first."""
+    rows = tuple(
+        (
+            visible(tensor.name),
+            " × ".join(map(str, tensor.shape)),
+            type_name(tensor.type_number),
+            f"{tensor.parameters:,}",
+            _text(tensor_bytes(tensor)),
+            f"{tensor.offset:,}",
+        )
+        for tensor in tensors
+    )
+    return Table("Tensors", ("name", "shape", "type", "parameters", "bytes", "offset"), rows, (1, 3, 4, 5))
 
 
-def _drawn(title: str, names: Sequence[str], rows: Rows, style: TableStyle) -> str:
-    table = PrettyTable(list(names))
-    table.set_style(style)
-    table.align = "l"
-    for name in names[1:] if len(names) > 2 else ():
-        table.align[name] = "r"
-    table.header = len(names) > 2
-    table.add_rows([list(row) for row in rows])
-    return f"{title}\n{table}"
+def metadata_table(metadata: Mapping[str, Value]) -> Table:
+    """Every metadata key; long text is cut, long arrays are summarised."""
+    return Table("Metadata", ("key", "value"), tuple((visible(key), _text(value)) for key, value in metadata.items()))
 
 
-def _tables(
-    summary: Summary, sections: Sequence[str] | None, tensors: str | None
-) -> Iterator[tuple[str, Sequence[str], Rows]]:
-    for name in sections or SECTIONS:
-        title, columns, rows = SECTIONS[name]
-        found = rows(summary)
-        if found:
-            yield title, columns, found
-    if tensors is not None:
-        yield "Tensors", ("tensor", "type", "shape", "parameters"), _tensor_rows(summary, tensors)
+def render_csv(summary: Summary, sections: Sequence[str] | None = None) -> str:
+    """A summary as CSV: one line a field, with its section."""
+    document = summary_document(summary)
+    rows = [
+        (section, visible(name), "" if value is None else visible(str(value)))
+        for section in (sections or ("file", *SECTIONS))
+        for name, value in flat_fields(document[section])
+        if name
+    ]
+    return csv_text(("section", "field", "value"), rows)
 
 
-def _number(value: Any) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV with a header line."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def heading(summary: Summary) -> str:
+    """The line above the tables: path, format and size, then what is missing of the file."""
+    file = summary.file
+    parts = f" · {len(file.shards)} of {len(file.shards) + len(file.missing_shards)} parts" if file.shards else ""
+    lines = [
+        f"{visible(file.path)} · GGUF v{file.version}, {file.endianness}-endian{parts}"
+        f" · {_size(file.size_bytes)}, header {_size(file.header_bytes)}"
+    ]
+    if file.missing_bytes:
+        lines.append(
+            f"The data is short of {file.missing_bytes:,} bytes: a download that has not ended, or a cut file."
+        )
+    lines += [f"Part missing: {visible(path)}" for path in file.missing_shards]
+    return "\n".join(lines)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.2f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"
+
+
+def _text(value: object) -> str:
     if value is None:
-        return _DASH
+        return DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list):
-        return _runs(value)
-    if isinstance(value, Mapping):
-        return f"{value['length']:,} items of {value['array']}"
-    shown = visible(str(value))
-    return shown if len(shown) <= _LONGEST_TEXT else shown[:_LONGEST_TEXT] + "…"
+        return f"{value:.7g}"
+    if isinstance(value, Array):
+        return _array_text(value)
+    if isinstance(value, tuple):
+        return _by_layer(value)
+    text = visible(str(value)[: LONGEST_TEXT + 1])
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-def _runs(values: list[Any]) -> str:
-    """A list by layer with its repetitions folded: `8 x 5, 0, 8`."""
-    folded: list[tuple[Any, int]] = []
+def _array_text(array: Array) -> str:
+    if array.items and array.item_type == "str":
+        return _text(", ".join(map(str, array.items)))
+    if array.items and array.length <= 64 and array.item_type not in ("f32", "f64"):
+        return _by_layer(tuple(int(item) for item in array.items))
+    return f"{array.length:,} × {array.item_type}"
+
+
+def _by_layer(values: tuple[int, ...]) -> str:
+    """Numbers by layer, runs of one value drawn together: `8 × 3, 0, 8 × 3`."""
+    runs: list[tuple[int, int]] = []
     for value in values:
-        if folded and folded[-1][0] == value:
-            folded[-1] = (value, folded[-1][1] + 1)
+        if runs and runs[-1][0] == value:
+            runs[-1] = (value, runs[-1][1] + 1)
         else:
-            folded.append((value, 1))
-    parts = [_number(value) if count == 1 else f"{_number(value)} x {count}" for value, count in folded]
-    text = ", ".join(parts)
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+            runs.append((value, 1))
+    text = ", ".join(f"{value} × {count}" if count > 1 else str(value) for value, count in runs)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-def _pairs(section: Mapping[str, Any] | None, labels: Mapping[str, str]) -> Rows:
-    """Rows of a section: labelled fields first and in that order, then whatever else the file has."""
-    if section is None:
+def _pairs(title: str, rows: Iterable[tuple[str, object]], other: Mapping[str, Value] | None = None) -> list[Table]:
+    said = [(label, _text(value)) for label, value in rows if value is not None]
+    said += [(visible(key).replace("_", " "), _text(value)) for key, value in (other or {}).items()]
+    return [Table(title, ("", ""), tuple(said))]
+
+
+def _general(summary: Summary) -> list[Table]:
+    general = summary.general
+    rows = [
+        ("architecture", general.architecture),
+        ("name", general.name),
+        ("file type", general.file_type),
+        ("quantization version", general.quantization_version),
+        ("size label", general.size_label),
+        ("license", general.license),
+    ]
+    return _pairs("General", rows, general.other)
+
+
+def _architecture(summary: Summary) -> list[Table]:
+    architecture = summary.architecture
+    if architecture is None:
         return []
-    names = [*labels, *(name for name in section if name not in labels and name != "derived")]
-    derived = section.get("derived", [])
-    return [
-        (labels.get(name, name.replace("_", " ")), _number(section.get(name)) + (" (derived)" * (name in derived)))
-        for name in names
-        if name in labels or section.get(name) is not None
-    ]
-
-
-def _file_rows(summary: Summary) -> Rows:
-    header = summary.header
     rows = [
-        ("file", visible(str(header.path))),
-        ("GGUF version", f"{header.version}, {header.endianness}-endian"),
-        ("size", f"{summary.present_bytes:,} bytes"),
-        ("header", f"{header.data_offset:,} bytes, alignment {header.alignment}"),
+        ("context length", architecture.context_length),
+        ("embedding dimension", architecture.embedding_length),
+        ("feed-forward length", architecture.feed_forward_length),
+        ("vocabulary size", architecture.vocab_size),
+        ("block count", architecture.block_count),
     ]
-    if len(summary.shards) + len(summary.missing_shards) > 1:
-        missing = f", missing: {', '.join(map(visible, summary.missing_shards))}" if summary.missing_shards else ""
-        rows.append(("shards", f"{len(summary.shards)} here{missing}"))
-    if summary.is_complete is False and summary.expected_bytes is not None:
-        lacking = summary.expected_bytes - summary.present_bytes
-        rows.append(("data", f"incomplete: {lacking:,} bytes are not there" if lacking > 0 else "incomplete"))
-    return rows
+    return _pairs("Architecture", rows, architecture.other)
 
 
-def _general_rows(summary: Summary) -> Rows:
-    shown = {
-        "architecture": "architecture",
-        "name": "name",
-        "file_type": "file type",
-        "quantization_version": "quantization version",
-        "size_label": "size label",
-        "license": "licence",
-    }
-    return [row for row in _pairs(summary.general, shown) if row[1] != _DASH]
-
-
-def _tensor_type_rows(summary: Summary) -> Rows:
+def _attention(summary: Summary) -> list[Table]:
+    attention = summary.attention
+    if attention is None:
+        return []
     rows = [
-        (row.type, row.tensors, row.parameters, _percent(row.percent), row.bytes, _bits(row.bits_per_weight))
-        for row in summary.tensor_types
+        ("Q heads", attention.head_count),
+        ("KV heads", attention.head_count_kv),
+        ("head dimension K", attention.key_length),
+        ("head dimension V", attention.value_length),
+        ("sliding-window size", attention.sliding_window),
+        ("sliding-window pattern", attention.sliding_window_pattern),
+        ("RMS norm epsilon", attention.layer_norm_rms_epsilon),
     ]
-    sizes = [row.bytes for row in summary.tensor_types]
-    total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
-    parameters = sum(row.parameters for row in summary.tensor_types)
-    bits = total_bytes * 8 / parameters if total_bytes is not None and parameters else None
-    if len(rows) > 1:
-        rows.append(("total", len(summary.tensors), parameters, "100 %", total_bytes, _bits(bits)))
-    return [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in rows]
+    return _pairs("Attention", rows, attention.other)
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1f} %" if value >= 1 or value == 0 else f"{value:.2f} %"
+def _moe(summary: Summary) -> list[Table]:
+    moe = summary.moe
+    if moe is None:
+        return []
+    percent = moe.expert_used_percent
+    rows = [
+        ("experts", moe.expert_count),
+        ("experts used", moe.expert_used_count),
+        ("expert utilization", None if percent is None else f"{percent:.2f} %"),
+        ("expert groups", moe.expert_group_count),
+        ("shared experts", moe.expert_shared_count),
+        ("expert feed-forward length", moe.expert_feed_forward_length),
+    ]
+    return _pairs("Mixture of experts", rows, moe.other)
 
 
-def _bits(value: float | None) -> str:
-    return _DASH if value is None else f"{value:.2f}"
+def _rope(summary: Summary) -> list[Table]:
+    rope = summary.rope
+    if rope is None:
+        return []
+    extension = rope.context_extension
+    rows = [
+        ("dimension count", rope.dimension_count),
+        ("frequency base", rope.freq_base),
+        ("scaling type", rope.scaling_type),
+        ("scaling factor", rope.scaling_factor),
+        ("original context length", rope.original_context_length),
+        ("context extension", None if extension is None else f"× {extension:g}"),
+    ]
+    return _pairs("RoPE", rows, rope.other)
 
 
-def _tensor_rows(summary: Summary, text: str) -> Rows:
-    return [
+def _tokenizer(summary: Summary) -> list[Table]:
+    tokenizer = summary.tokenizer
+    if tokenizer is None:
+        return []
+    rows = [
+        ("model", tokenizer.model),
+        ("pre-tokenizer", tokenizer.pre),
+        ("tokens", tokenizer.tokens),
+        ("merges", tokenizer.merges),
+        ("chat template", tokenizer.chat_template),
+    ]
+    return _pairs("Tokenizer", rows, tokenizer.other)
+
+
+def _tensors(summary: Summary) -> list[Table]:
+    facts = summary.tensors
+    if facts is None:
+        return []
+    rows = [
         (
-            visible(tensor.name),
-            type_name(tensor.type_number),
-            " x ".join(map(str, tensor.shape)),
-            f"{tensor.parameters:,}",
+            share.type,
+            f"{share.tensors:,}",
+            f"{share.parameters:,}",
+            _percent(share.percent),
+            _text(share.bytes),
+            DASH if share.bits_per_weight is None else f"{share.bits_per_weight:.2f}",
         )
-        for tensor in summary.tensors
-        if text in tensor.name
+        for share in facts.by_type
     ]
+    bits = 8 * facts.bytes / facts.parameters if facts.bytes is not None and facts.parameters else None
+    total = ("all", f"{facts.count:,}", f"{facts.parameters:,}", "100 %", _text(facts.bytes))
+    rows.append((*total, DASH if bits is None else f"{bits:.2f}"))
+    columns = ("type", "tensors", "parameters", "% of parameters", "bytes", "bits per weight")
+    return [Table("Tensors by type", columns, tuple(rows), (1, 2, 3, 4, 5))]
 
 
-_ATTENTION = {
-    "head_count": "Q heads",
-    "head_count_kv": "KV heads",
-    "key_length": "head dimension K",
-    "value_length": "head dimension V",
-    "sliding_window": "sliding window",
-    "sliding_window_pattern": "sliding window pattern",
-    "layer_norm_rms_epsilon": "RMS norm epsilon",
-}
-_ARCHITECTURE = {
-    "context_length": "context length",
-    "embedding_length": "embedding dimension",
-    "feed_forward_length": "feed-forward length",
-    "vocab_size": "vocabulary size",
-    "block_count": "block count",
-}
-_MOE = {
-    "expert_count": "experts",
-    "expert_used_count": "experts used",
-    "expert_used_percent": "utilization %",
-    "expert_group_count": "expert groups",
-    "expert_shared_count": "shared experts",
-    "expert_feed_forward_length": "expert feed-forward length",
-}
-_ROPE = {
-    "scaling_type": "scaling type",
-    "scaling_factor": "scaling factor",
-    "original_context_length": "original context length",
-    "context_extension": "context extension multiplier",
-    "freq_base": "frequency base",
-    "dimension_count": "dimensions",
-}
-_TOKENIZER = {
-    "model": "model",
-    "pre": "pre-tokenizer",
-    "tokens": "tokens",
-    "merges": "merges",
-    "chat_template": "chat template",
-}
-_TYPE_COLUMNS = ("type", "tensors", "parameters", "of all", "bytes", "bits per weight")
+def _percent(percent: float) -> str:
+    """One decimal, two where one would say 0.0."""
+    return f"{percent:.1f} %" if percent >= 0.05 or percent == 0 else f"{percent:.2f} %"
 
-# By name: title, columns, and the rows for a model.
-SECTIONS: Mapping[str, tuple[str, Sequence[str], Callable[[Summary], Rows]]] = {
-    "file": ("File", ("what", "value"), _file_rows),
-    "general": ("General", ("what", "value"), _general_rows),
-    "architecture": ("Architecture", ("what", "value"), lambda summary: _pairs(summary.architecture, _ARCHITECTURE)),
-    "attention": ("Attention", ("what", "value"), lambda summary: _pairs(summary.attention, _ATTENTION)),
-    "moe": ("Mixture of experts", ("what", "value"), lambda summary: _pairs(summary.moe, _MOE)),
-    "rope": ("RoPE", ("what", "value"), lambda summary: _pairs(summary.rope, _ROPE)),
-    "tokenizer": ("Tokenizer", ("what", "value"), lambda summary: _pairs(summary.tokenizer, _TOKENIZER)),
-    "tensors": ("Tensors by quantization type", _TYPE_COLUMNS, _tensor_type_rows),
+
+SECTION_TABLE: dict[str, Callable[[Summary], list[Table]]] = {
+    "general": _general,
+    "architecture": _architecture,
+    "attention": _attention,
+    "moe": _moe,
+    "rope": _rope,
+    "tokenizer": _tokenizer,
+    "tensors": _tensors,
 }
+
+SECTIONS: tuple[str, ...] = tuple(SECTION_TABLE)
+"""Names that `--section` takes, in the order of the tables."""
+
+
+def _boxed(table: Table, ascii_only: bool) -> str:
+    drawn = PrettyTable()
+    drawn.field_names = [name or " " * (index + 1) for index, name in enumerate(table.columns)]
+    drawn.align = "l"
+    for index in table.numeric:
+        drawn.align[drawn.field_names[index]] = "r"
+    if not ascii_only:
+        for attribute, character in BORDERS.items():
+            setattr(drawn, attribute, character)
+    drawn.header = any(table.columns)
+    drawn.add_rows([list(row) for row in table.rows])
+    return str(drawn.get_string())
+
+
+def _markdown(table: Table) -> str:
+    columns = [name or ("field", "value")[index] for index, name in enumerate(table.columns)]
+    rule = ["---:" if index in table.numeric else "---" for index in range(len(columns))]
+    lines = [columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in table.rows)]
+    return f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
