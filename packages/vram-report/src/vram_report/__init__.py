@@ -5,6 +5,7 @@ The names in `__all__` are the package's public API; everything else may change.
 
 from __future__ import annotations
 
+from vram_report.compare import Comparison, compare, comparison_document
 from vram_report.document import (
     Buffer,
     Build,
@@ -23,7 +24,7 @@ from vram_report.document import (
     Run,
     Source,
 )
-from vram_report.errors import LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
+from vram_report.errors import CommandNotStarted, LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
 from vram_report.formats import render_csv, render_html, render_markdown
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
@@ -34,6 +35,8 @@ __all__ = [
     "Buffer",
     "Build",
     "Capacity",
+    "CommandNotStarted",
+    "Comparison",
     "Context",
     "Device",
     "Failure",
@@ -53,6 +56,8 @@ __all__ = [
     "Source",
     "Table",
     "VRAMReportError",
+    "compare",
+    "comparison_document",
     "parse",
     "read_log",
     "read_stream",

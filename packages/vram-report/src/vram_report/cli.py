@@ -10,12 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vram_report.capacity import DEFAULT_MARGIN_MIB
+from vram_report.compare import compare, comparison_document, comparison_tables
 from vram_report.document import LogReport, Run
-from vram_report.errors import VRAMReportError
+from vram_report.errors import CommandNotStarted, LogNotRecognized, NothingToFollow, VRAMReportError
 from vram_report.findings import CODES
+from vram_report.follow import Follower, follow_command, follow_file
 from vram_report.formats import render_csv, render_html, render_markdown
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
@@ -30,6 +32,24 @@ EXAMPLES = """examples:
   vram-report --format html server.log > a.html   one page with a bar for each device
   journalctl -u llama | vram-report -             from a pipe
   vram-report --fail-on out-of-memory server.log  exit status 1 if the start ran out of memory
+
+other commands:
+  vram-report compare A.log B.log                 side by side; slopes and the largest context
+  vram-report follow server.log                   wait until the server is ready or has failed
+"""
+COMPARE_EXAMPLES = """examples:
+  vram-report compare before.log after.log            what changed
+  vram-report compare c32k.log c64k.log c128k.log     slopes by context, largest --ctx-size, out-of-memory boundary
+  vram-report compare --format json a.log b.log       the same for scripts
+
+The last server start of each log is compared.
+"""
+FOLLOW_EXAMPLES = """examples:
+  vram-report follow server.log                              report when the server is ready or has failed
+  vram-report follow --timeout 120 server.log                wait two minutes at most
+  vram-report follow -- llama-server -lv 4 -m model.gguf     start the server, pass its output to stderr
+
+Exit status: 0 the server came up, 1 it failed or the time is up, 2 no server in the log, 3 the command cannot start.
 """
 FORMATS = ("table", "json", "markdown", "html", "csv")
 SEVERITIES = ("error", "warning", "info")
@@ -37,12 +57,16 @@ SEVERITIES = ("error", "warning", "info")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with `argv` (default: the process's arguments) and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    named = arguments[:1] and arguments[0] in COMMANDS
+    parser, run = COMMANDS[arguments.pop(0)] if named else (_parser, _run)
+    arguments, command = _split_command(arguments)
     try:
-        options = _parser().parse_args(argv)
+        options = parser().parse_args(arguments, argparse.Namespace(command=command))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     try:
-        status = _run(options)
+        status = run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -52,14 +76,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except VRAMReportError as error:
-        if options.debug:
-            import traceback
+        return _refuse(error, options.debug)
 
-            traceback.print_exc()
-        print(f"error: {visible(error.message)}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {visible(error.hint)}", file=sys.stderr)
-        return 2
+
+def _split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Arguments before and after the first `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
+def _refuse(error: VRAMReportError, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {visible(error.message)}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {visible(error.hint)}", file=sys.stderr)
+    return 3 if isinstance(error, CommandNotStarted) else 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=(*SEVERITIES, *CODES),
         help="exit with 1 when the shown run has this finding or severity (error, warning, info); may repeat",
     )
+    _add_common(parser)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--margin-mib",
         type=_margin,
@@ -90,7 +129,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     parser.add_argument("--version", action=_Version, help="show the version and exit")
+
+
+def _compare_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vram-report compare",
+        description="Shows logs side by side, and predicts other context sizes from logs of one set-up.",
+        epilog=COMPARE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", metavar="LOG", help="a log file; - for stdin")
+    parser.add_argument("others", nargs="+", metavar="LOG", help="one or more logs to compare with the first")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="how to print (default: table)")
+    _add_common(parser)
     return parser
+
+
+def _follow_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vram-report follow",
+        usage="vram-report follow [options] LOG | vram-report follow [options] -- COMMAND ...",
+        description="Reads a log as it grows and shows the report when the server is ready or has failed.",
+        epilog=FOLLOW_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", nargs="?", metavar="LOG", help="a log file; none when a command follows --")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="how to print (default: table)")
+    parser.add_argument("--section", action="append", choices=SECTIONS, help="print only this section; may repeat")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds to wait for the log at most")
+    _add_common(parser)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    return _margin(text)
 
 
 class _Version(argparse.Action):
@@ -114,6 +186,7 @@ def _margin(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.logs += options.command
     reports = [_read(path, options.margin_mib) for path in options.logs]
     shown = [select_run(report, options.run)[1] for report in reports]
     if options.format == "json":
@@ -125,6 +198,52 @@ def _run(options: argparse.Namespace) -> int:
         ]
         print(_drawn(pages, options.format), end="")
     return int(any(_fails(run, options.fail_on or ()) for run in shown))
+
+
+def _run_compare(options: argparse.Namespace) -> int:
+    logs = [options.first, *options.others, *options.command]
+    comparison = compare([_read(path, options.margin_mib) for path in logs], margin_mib=options.margin_mib)
+    if options.format == "json":
+        print(json.dumps(comparison_document(comparison), indent=1))
+    else:
+        tables = comparison_tables(comparison)
+        print(_drawn([Page(f"comparison of {len(logs)} logs", None, tables)], options.format), end="")
+    return 0
+
+
+def _run_follow(options: argparse.Namespace) -> int:
+    if bool(options.log) == bool(options.command):
+        raise NothingToFollow
+    if options.command:
+        follower = follow_command(
+            options.command,
+            on_ready=lambda follower: _show(follower, options),
+            echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
+            margin_mib=options.margin_mib,
+        )
+        if not follower.is_ready:
+            _show(follower, options)
+    else:
+        follower = follow_file(options.log, margin_mib=options.margin_mib, timeout_s=options.timeout)
+        _show(follower, options)
+    return 0 if follower.is_ready else 1
+
+
+def _show(follower: Follower, options: argparse.Namespace) -> None:
+    report = follower.report()
+    if report is None:
+        raise LogNotRecognized(follower.name, follower.lines)
+    if options.format == "json":
+        print(json.dumps(report_document(report), indent=1), flush=True)
+    else:
+        print(_drawn([report_page(report, sections=options.section)], options.format), end="", flush=True)
+
+
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], int]]] = {
+    "compare": (_compare_parser, _run_compare),
+    "follow": (_follow_parser, _run_follow),
+}
+"""Commands beside the plain report; a log of such a name is read as ./compare."""
 
 
 def _read(path: str, margin_mib: float) -> LogReport:

@@ -3,6 +3,8 @@
     VRAMReportError            every error that this package raises on purpose
     ├── LogNotFound            the path cannot be opened
     ├── LogNotRecognized       the input holds no line that a llama.cpp server prints
+    ├── CommandNotStarted      the command to follow cannot be started
+    ├── NothingToFollow        neither a log nor a command was given to follow, or both
     └── SelectionNotFound      a run, section or device that was asked for is not in the report
 
 Each message names the thing and what was found; `hint` says what to do about it.
@@ -10,7 +12,14 @@ Each message names the thing and what was found; `hint` says what to do about it
 
 from __future__ import annotations
 
-__all__ = ["LogNotFound", "LogNotRecognized", "SelectionNotFound", "VRAMReportError"]
+__all__ = [
+    "CommandNotStarted",
+    "LogNotFound",
+    "LogNotRecognized",
+    "NothingToFollow",
+    "SelectionNotFound",
+    "VRAMReportError",
+]
 
 
 class VRAMReportError(Exception):
@@ -57,3 +66,18 @@ class SelectionNotFound(VRAMReportError):
         self.kind = kind
         self.wanted = wanted
         self.available = available
+
+
+class CommandNotStarted(VRAMReportError):
+    """The command to follow cannot be started."""
+
+    def __init__(self, command: str, reason: str) -> None:
+        super().__init__(f"{command}: cannot start it: {reason}", "Check the path of the server's executable.")
+        self.command = command
+
+
+class NothingToFollow(VRAMReportError):
+    """Neither a log nor a command was given to follow, or both."""
+
+    def __init__(self) -> None:
+        super().__init__("follow takes either a log or a command", "vram-report follow LOG, or follow -- COMMAND ...")

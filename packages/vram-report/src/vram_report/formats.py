@@ -99,7 +99,7 @@ def render_html(pages: Sequence[Page]) -> str:
 
 def _html_page(page: Page) -> str:
     shows_memory = any(table.title == "VRAM breakdown" for table in page.tables)
-    bars = _bars(page.run) if shows_memory else ""
+    bars = _bars(page.run) if shows_memory and page.run else ""
     tables = "\n".join(_html_table(table) for table in page.tables)
     return f"<section>\n<h1>{html.escape(page.head)}</h1>\n{bars}{tables}\n</section>"
 

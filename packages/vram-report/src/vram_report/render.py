@@ -327,10 +327,10 @@ def run_tables(run: Run, sections: Sequence[str] | None = None) -> list[Table]:
 
 @dataclass(frozen=True)
 class Page:
-    """One run as it is shown: what it is, and its tables."""
+    """What is shown together: a heading, the run it is about (None for several), and tables."""
 
     head: str
-    run: Run
+    run: Run | None
     tables: list[Table]
 
 

@@ -29,7 +29,7 @@ from vram_report.parse import iter_records
 from vram_report.requests import summarize
 from vram_report.runs import CacheFacts, ContextFacts, DeviceFacts, LoadFacts, RunFacts, split_runs
 
-__all__ = ["SCHEMA_VERSION", "parse", "report_document"]
+__all__ = ["SCHEMA_VERSION", "build_run", "parse", "report_document"]
 
 SCHEMA_VERSION = 1
 PART_KINDS = {

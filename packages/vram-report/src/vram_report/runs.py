@@ -25,6 +25,7 @@ __all__ = [
     "FailureFacts",
     "LoadFacts",
     "RunFacts",
+    "RunSplitter",
     "split_runs",
 ]
 
@@ -225,24 +226,41 @@ class RunFacts:
 Fields = Mapping[str, str | None]
 
 
-def split_runs(records: Iterable[Record]) -> list[RunFacts]:
-    """Group records by server start: restarts and router children are runs of their own."""
-    current: dict[str | None, RunFacts] = {}
-    runs: list[RunFacts] = []
-    last_port: str | None = None
-    for record in records:
+class RunSplitter:
+    """Groups records by server start as they come: restarts and router children are runs of their own."""
+
+    def __init__(self) -> None:
+        self._current: dict[str | None, RunFacts] = {}
+        self._all: list[RunFacts] = []
+        self._last_port: str | None = None
+
+    def take(self, record: Record) -> RunFacts:
+        """Add a record to the run it belongs to, and return that run."""
         port = record.port
         if port is not None:
-            last_port = port
+            self._last_port = port
         elif record.kind == "router_meta":
-            port = last_port
-        run = current.get(port)
+            port = self._last_port
+        run = self._current.get(port)
         if run is None or _begins_run(run, record):
-            run = current[port] = RunFacts(record.line, record.line, port)
-            runs.append(run)
+            run = self._current[port] = RunFacts(record.line, record.line, port)
+            self._all.append(run)
         _take(run, record)
-    found = [run for run in runs if run.substance and not (run.is_router and not run.loads)]
-    return sorted(found, key=lambda run: run.first_line)
+        return run
+
+    @property
+    def runs(self) -> list[RunFacts]:
+        """The server starts so far, in the order of their first lines."""
+        found = [run for run in self._all if run.substance and not (run.is_router and not run.loads)]
+        return sorted(found, key=lambda run: run.first_line)
+
+
+def split_runs(records: Iterable[Record]) -> list[RunFacts]:
+    """Group the records of a whole log by server start."""
+    splitter = RunSplitter()
+    for record in records:
+        splitter.take(record)
+    return splitter.runs
 
 
 def _begins_run(run: RunFacts, record: Record) -> bool:

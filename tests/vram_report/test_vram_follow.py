@@ -1,0 +1,93 @@
+"""A log read while it grows, and a server that is started and followed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from vram_report.cli import main
+from vram_report.follow import follow_file
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
+READY = FOLDER / "xllamacpp-2026.10.11549.p1.log"
+FAILED = FOLDER / "llama-server-b10068.err_missing_model.log"
+RETRIED = FOLDER / "cuda-m3-retry-no-pipeline-prefix.log"
+
+
+def test_a_ready_log_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", "--section", "server", str(READY)]) == 0
+    assert "│ ready" in capsys.readouterr().out
+
+
+def test_a_failed_log_is_reported_with_status_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", "--section", "findings", str(FAILED)]) == 1
+    assert "start-failed" in capsys.readouterr().out
+
+
+def test_a_growing_log_is_read_until_the_server_is_ready(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    raw = READY.read_bytes()
+    path.write_bytes(raw[:5000])
+    first_part_read = threading.Event()
+
+    def write_the_rest() -> None:
+        first_part_read.wait(10)
+        with path.open("ab") as stream:
+            for start in range(5000, len(raw), 1000):
+                stream.write(raw[start : start + 1000])
+                stream.flush()
+
+    writer = threading.Thread(target=write_the_rest)
+    writer.start()
+    first_part_read.set()
+    follower = follow_file(path, timeout_s=30)
+    writer.join()
+    report = follower.report()
+    assert report is not None
+    assert follower.is_ready
+    assert report.runs[0].kv_cache.total_mib == 39.0
+
+
+def test_time_up_reports_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(READY.read_bytes()[:9000])
+    assert main(["follow", "--timeout", "0", "--format", "json", str(path)]) == 1
+    assert json.loads(capsys.readouterr().out)["runs"][0]["outcome"] == "incomplete"
+
+
+def test_an_allocation_failure_that_is_retried_does_not_end_the_wait() -> None:
+    follower = follow_file(RETRIED, timeout_s=0)
+    assert not follower.has_failed
+    assert not follower.has_given_up
+
+
+@pytest.mark.parametrize(("log", "status", "outcome"), [(READY, 0, "ready"), (FAILED, 1, "failed")])
+def test_a_command_is_followed_to_its_end(
+    log: Path, status: int, outcome: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printer = "import pathlib, sys; sys.stderr.write(pathlib.Path(sys.argv[1]).read_text())"
+    assert main(["follow", "--format", "json", "--", sys.executable, "-c", printer, str(log)]) == status
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["runs"][0]["outcome"] == outcome
+    assert captured.err == log.read_text()
+
+
+def test_a_command_that_is_not_there_is_the_environments_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", "--", "/nonexistent/llama-server", "-lv", "4"]) == 3
+    assert "/nonexistent/llama-server: cannot start it: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["follow"], ["follow", str(READY), "--", "true"]])
+def test_follow_wants_one_of_log_and_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "either a log or a command" in capsys.readouterr().err
+
+
+def test_a_log_that_is_not_a_servers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk\n")
+    assert main(["follow", "--timeout", "0", str(path)]) == 2
+    assert "no llama-server start in 1 lines" in capsys.readouterr().err
