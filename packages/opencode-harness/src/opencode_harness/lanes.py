@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["Lane", "LaneBook", "text_of"]
 
-_TITLE_PROMPT_RE = re.compile(r"\btitle generator\b|\AGenerate a title for this conversation\b")
+_TITLE_PROMPT_RE = re.compile(r"You are a title generator\b|Generate a title for this conversation\b")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LaneBook:
 def _asks_for_title(body: Mapping[str, Any]) -> bool:
     messages = body.get("messages")
     opening = messages[:2] if isinstance(messages, list) else []
-    return any(_TITLE_PROMPT_RE.search(text_of(message)) for message in opening if isinstance(message, Mapping))
+    return any(_TITLE_PROMPT_RE.match(text_of(message)) for message in opening if isinstance(message, Mapping))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
