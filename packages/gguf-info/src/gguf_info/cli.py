@@ -7,6 +7,7 @@ was asked for is not in the file), 2 usage or bad input, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -75,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # text from a file may not fit the output's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     command = COMMANDS.get(arguments[0]) if arguments else None
     status = command(arguments[1:]) if command else _show(arguments)
     sys.stdout.flush()

@@ -254,7 +254,7 @@ class _Keys:
 
     def whole(self, group: str, constant: str) -> int | None:
         value = self.value(group, constant)
-        return value if isinstance(value, int) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def real(self, group: str, constant: str) -> float | None:
         value = self.value(group, constant)

@@ -162,12 +162,15 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, int]]:
     except (OSError, ValueError) as error:
         found = (getattr(error, "strerror", None) or str(error)).lower()
         raise GGUFError(path, None, expected="a GGUF file", found=found, hint="check the path") from error
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             found = "a folder" if stat.S_ISDIR(status.st_mode) else "something that is no regular file"
             raise GGUFError(path, None, expected="a GGUF file", found=found, hint="name the file itself")
-        yield stream, status.st_size
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as stream:
+            yield stream, status.st_size
+    finally:
+        os.close(descriptor)
 
 
 class _Cursor:
