@@ -36,9 +36,10 @@ def read_prompt() -> str:
     """Keys until Enter; bracketed-paste marks are not part of the prompt."""
     keys = bytearray()
     while not keys.endswith(b"\r"):
-        keys += os.read(0, 1)
+        keys += os.read(0, 4096)
         if b"\x03" in keys:
             raise SystemExit(0)
+        draw("  ┃  " + keys.decode(errors="replace").strip(), "  ┃  Build · model local")
     return keys[:-1].decode().replace("\x1b[200~", "").replace("\x1b[201~", "")
 
 

@@ -4,16 +4,15 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opencode_harness.errors import OpenCodeInstallError, OpenCodeNotFound
 from opencode_harness.opencode import (
     find_opencode,
     install_opencode,
-    npm_arguments,
     opencode_version,
     pinned_version,
+    search_path,
 )
 
 
@@ -99,21 +98,6 @@ def test_a_broken_package_json_is_named(tmp_path: Path) -> None:
         pinned_version(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("system", "machine", "arguments"),
-    [
-        ("Linux", "x86_64", ["ci"]),
-        ("Linux", "aarch64", ["install", "--no-save", "--no-package-lock"]),
-        ("Darwin", "arm64", ["install", "--no-save", "--no-package-lock"]),
-    ],
-)
-def test_npm_ci_is_used_where_the_lock_file_covers_the_platform(
-    system: str, machine: str, arguments: list[str]
-) -> None:
-    lock: dict[str, Any] = {"packages": {"node_modules/opencode-ai": {}, "node_modules/opencode-linux-x64": {}}}
-    assert npm_arguments(lock, system, machine) == arguments
-
-
 def test_opencode_is_found_in_node_modules_above_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = script(tmp_path / "programs" / "opencode", "exit 0")
     monkeypatch.setenv("PATH", str(on_path.parent))
@@ -134,3 +118,21 @@ def test_a_missing_opencode_is_told_with_the_command_that_installs_it(
     assert "opencode-harness install" in caught.value.hint
     with pytest.raises(OpenCodeNotFound, match="not an executable"):
         find_opencode(str(tmp_path / "nothing"))
+
+
+def test_a_package_that_is_pinned_later_is_installed_too(tmp_path: Path, npm_on_path: Path) -> None:
+    pin(tmp_path)
+    install_opencode(tmp_path, lambda line: None)
+    dependencies = {"opencode-ai": "1.18.33", "@vscode/ripgrep": "1.18.0"}
+    (tmp_path / "package.json").write_text(json.dumps({"dependencies": dependencies}))
+    install_opencode(tmp_path, lambda line: None)
+    assert (tmp_path / "npm-calls").read_text().count("\n") == 2
+
+
+def test_the_ripgrep_beside_opencode_is_used_where_path_has_none(tmp_path: Path) -> None:
+    opencode = script(tmp_path / "node_modules/.bin/opencode", "exit 0")
+    assert search_path(opencode, str(tmp_path)) == str(tmp_path)
+    beside = script(tmp_path / "node_modules/@vscode/ripgrep-linux-x64/bin/rg", "exit 0")
+    assert search_path(opencode, str(tmp_path)) == f"{tmp_path}{os.pathsep}{beside.parent}"
+    own = script(tmp_path / "programs/rg", "exit 0")
+    assert search_path(opencode, str(own.parent)) == str(own.parent)

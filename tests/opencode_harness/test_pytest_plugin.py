@@ -144,7 +144,7 @@ def test_what_counts_as_a_scenario_file(
 ) -> None:
     write(tmp_path, name, PASSING)
     done = run_pytest(tmp_path, f"--oc-server={server.url}", "--collect-only", *arguments)
-    assert ("::hello" in done.stdout) is collected
+    assert ("<ScenarioItem hello>" in done.stdout) is collected
 
 
 def test_without_a_server_no_file_of_the_project_is_touched(tmp_path: Path) -> None:

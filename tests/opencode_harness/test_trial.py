@@ -75,7 +75,7 @@ def test_turns_that_were_never_asked_for_fail_the_trial(tmp_path: Path) -> None:
     text = "prompt: Hi\nturns:\n  - text: one\n  - text: two\nscreen_contains: one\n"
     result, explanation = trial(tmp_path, text)
     assert result.outcome is Outcome.FAIL
-    assert "1 of 2 turns were never asked for" in explanation
+    assert "1 of the scenario's turns were never asked for" in explanation
 
 
 def test_an_agent_that_wants_more_turns_than_there_are_fails_the_trial(tmp_path: Path) -> None:

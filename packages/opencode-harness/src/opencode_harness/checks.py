@@ -138,6 +138,20 @@ def _not_contains(field: str, what: str) -> Callable[[Any, Evidence], str | None
     return check
 
 
+def _shows(value: Any, evidence: Evidence) -> str | None:
+    found = _unspaced(value) in _unspaced(evidence.screen)
+    return None if found else _not_found(repr(value), "the screen", evidence.screen)
+
+
+def _shows_not(value: Any, evidence: Evidence) -> str | None:
+    return f"the screen holds {value!r}" if _unspaced(value) in _unspaced(evidence.screen) else None
+
+
+def _unspaced(text: str) -> str:
+    """Text without white space: what wraps is broken at spaces or, if need be, inside a word."""
+    return "".join(text.split())
+
+
 def _matches(field: str, what: str) -> Callable[[Any, Evidence], str | None]:
     def check(value: Any, evidence: Evidence) -> str | None:
         return _message_of(assert_matches_all, getattr(evidence, field), value, what)
@@ -245,8 +259,8 @@ _CHECKS: Mapping[str, Callable[[Any, Evidence], str | None]] = {
     "stdout_not_contains_re": _not_matches("stdout", "stdout"),
     "stderr_contains_re": _matches("stderr", "stderr"),
     "stderr_not_contains_re": _not_matches("stderr", "stderr"),
-    "screen_contains": _contains("screen", "the screen"),
-    "screen_not_contains": _not_contains("screen", "the screen"),
+    "screen_contains": _shows,
+    "screen_not_contains": _shows_not,
     "screen_contains_re": _matches("screen", "the screen"),
     "screen_not_contains_re": _not_matches("screen", "the screen"),
     "files_unchanged": _files_unchanged,

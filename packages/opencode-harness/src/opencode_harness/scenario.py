@@ -70,7 +70,7 @@ class Scenario:
 
     Attributes:
         path: The file.
-        name: The file's name without its ending.
+        name: The file's name without its endings.
         prompt: What is typed.
         prompt_line: Line of the `prompt` key.
         project_dir: Folder below the workspace that OpenCode starts in ("" = the workspace itself).
@@ -150,7 +150,7 @@ def load_scenario(path: Path) -> Scenario:
         raise source.error((), "the scenario checks nothing", hint="add at least one of: " + ", ".join(_CHECK_KEYS))
     return Scenario(
         path=path,
-        name=path.stem,
+        name=path.stem.removesuffix(".scenario"),
         prompt=data["prompt"],
         prompt_line=source.locate(("prompt",))[0],
         project_dir=data.get("project_dir", ""),

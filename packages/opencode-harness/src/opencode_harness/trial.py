@@ -18,6 +18,7 @@ from typing import Any
 
 from opencode_harness.checks import CheckFailure, Evidence, ServedAnswer, ToolOutcome, evaluate
 from opencode_harness.isolation import ModelLimits, opencode_config, opencode_environment
+from opencode_harness.opencode import search_path
 from opencode_harness.opencode_log import OpenCodeLog
 from opencode_harness.proxy import Exchange, Proxy
 from opencode_harness.scenario import Scenario
@@ -121,13 +122,12 @@ def run_trial(spec: TrialSpec) -> TrialResult:
             _keep_opencode_log(layout)
             # OpenCode unpacks its native libraries here at every start and leaves them.
             shutil.rmtree(layout.tmp, ignore_errors=True)
-        problems = [Problem(fault.kind, fault.message) for fault in proxy.faults]
-        problems += _unused(turns, proxy)
+        problems = [Problem(fault.kind, fault.message) for fault in proxy.faults] or _problems(spec, run, proxy)
         exchanges = proxy.exchanges
         tools = tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results())
     log.refresh()
     evidence = _evidence(spec.scenario, layout, before, run, log, exchanges, tools)
-    result = _judge(spec.scenario, run, problems, evidence, layout)
+    result = _judge(spec.scenario, problems, evidence, layout)
     result = dataclasses.replace(result, requests=len(exchanges), duration_s=time.monotonic() - started)
     _write_result(layout, spec.scenario, run, result, exchanges)
     return result
@@ -147,11 +147,14 @@ def _turns(scenario: Scenario, layout: TrialLayout) -> tuple[Turn, ...] | None:
     return tuple(substitute(scenario.turns, _places(scenario, layout)))
 
 
-def _unused(turns: tuple[Turn, ...] | None, proxy: Proxy) -> list[Problem]:
-    """Turns that OpenCode never asked for: it stopped before the scenario's conversation was over."""
-    if not turns or not proxy.turns_left or proxy.faults:
-        return []
-    return [Problem("turns-unused", f"{proxy.turns_left} of {len(turns)} turns were never asked for")]
+def _problems(spec: TrialSpec, run: TuiRun, proxy: Proxy) -> list[Problem]:
+    """What went otherwise than it should: in the terminal, or before the scenario's turns were over."""
+    wanted = {"done", "rejected"} if spec.scenario.permission_answer == "reject" else {"done"}
+    if run.outcome not in wanted:
+        return [Problem(run.outcome, run.message)]
+    if proxy.turns_left and run.outcome == "done":
+        return [Problem("turns-unused", f"{proxy.turns_left} of the scenario's turns were never asked for")]
+    return []
 
 
 def _places(scenario: Scenario, layout: TrialLayout) -> dict[str, str]:
@@ -175,7 +178,7 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
         prompt = prompt.replace("{" + name + "}", place)
     return run_opencode_tui(
         [str(spec.opencode)],
-        env={**opencode_environment(layout), "PWD": str(project)},
+        env={**opencode_environment(layout, path=search_path(spec.opencode)), "PWD": str(project)},
         cwd=project,
         prompt=prompt.rstrip("\n"),
         turn_ended=turn_ended,
@@ -220,14 +223,10 @@ def _served(timings: Mapping[str, Any] | None) -> ServedAnswer:
 
 def _judge(
     scenario: Scenario,
-    run: TuiRun,
     problems: list[Problem],
     evidence: Evidence,
     layout: TrialLayout,
 ) -> TrialResult:
-    wanted = {"done", "rejected"} if scenario.permission_answer == "reject" else {"done"}
-    if run.outcome not in wanted:
-        problems = [*problems, Problem(run.outcome, run.message)]
     failures = () if problems else evaluate(scenario.expectations, evidence)
     outcome = Outcome.FAIL if failures else Outcome.PASS
     if problems:

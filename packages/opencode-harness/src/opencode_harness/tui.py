@@ -1,0 +1,595 @@
+"""OpenCode's terminal driven from outside: start, prompt, dialogs, end of turn, leave.
+
+Every wait ends on something seen, and every timeout has a name of its own and reports the time that was measured:
+
+    ready   the prompt box is on the screen
+    input   the prompt was taken: the box's example is gone
+    turn    the caller's signal says that the agent is done (OpenCode's log, and no open request); without the
+            signal nothing but this timeout, OpenCode's end or a rejected permission ends the wait
+    quiet   after the signal: the screen shows the turn as done and stays as it is
+    exit    OpenCode left after Ctrl-C; then SIGTERM, then SIGKILL
+
+What happens is written into the artefacts folder as it happens, so that it can be read after a crash: stdout.raw and
+stdout.txt (the terminal's bytes, with and without escapes), stderr.txt, screen-ready.txt, screen-done.txt,
+screen-final.txt, and screen.cast (asciicast v2 with markers). Whatever ends a run, an exception or Ctrl-C included,
+nothing that OpenCode started is left running. When this process itself is killed, its terminal closes, and OpenCode
+ends by SIGHUP.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import pexpect
+
+from opencode_harness.dialogs import ENTER, Answer, Dialog, DialogAnswerer, find_dialog
+from opencode_harness.errors import HarnessError
+from opencode_harness.screen import PlainText, TerminalScreen
+
+__all__ = [
+    "READY_RE",
+    "AnsweredDialog",
+    "Outcome",
+    "TerminalStartError",
+    "Timeouts",
+    "Timings",
+    "TuiRun",
+    "run_opencode_tui",
+]
+
+Outcome = Literal["done", "rejected", "turn-timeout", "ready-timeout", "input-timeout", "exited"]
+
+# OpenCode 1.18.33: the empty prompt box, an agent at work, and a finished turn with its time.
+READY_RE = re.compile(r"Ask anything")
+_BUSY_RE = re.compile(r"esc (?:again to )?interrupt")
+_TURN_RE = re.compile(r"▣ .*")
+_DONE_RE = re.compile(r"▣ .* · (?:\d+h ?)?(?:\d+m ?)?\d+(?:\.\d+)?m?s\b")
+
+_COLUMNS = 120
+_ROWS = 36
+_CTRL_C = b"\x03"
+_END_OF_FRAME = b"\x1b[?2026l"
+_PASTE_START = b"\x1b[200~"
+_PASTE_END = b"\x1b[201~"
+_LARGEST_READ = 65_536
+# How long one look at the terminal waits for bytes; the caller's signal is asked once a look.
+_LOOK_S = 0.05
+# How long OpenCode may take to show a paste before Enter is pressed all the same.
+_PASTE_S = 2.0
+# How long to wait for the effect of a key before it is pressed again.
+_PRESS_AGAIN_S = 2.0
+# How long the processes get between SIGTERM and SIGKILL.
+_TERMINATE_S = 1.0
+
+
+class TerminalStartError(HarnessError):
+    """OpenCode could not be started in a terminal."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long each wait may take, in seconds.
+
+    Attributes:
+        ready_s: From the start to the prompt box.
+        input_s: From the first key to the prompt having been taken.
+        turn_s: From the prompt having been taken to the end-of-turn signal.
+        quiet_s: From that signal to a screen that shows the turn as done and stays as it is.
+        exit_s: From Ctrl-C to OpenCode's end.
+        settle_s: How long the screen must stay as it is to count as settled.
+    """
+
+    ready_s: float = 60.0
+    input_s: float = 15.0
+    turn_s: float = 300.0
+    quiet_s: float = 5.0
+    exit_s: float = 5.0
+    settle_s: float = 0.4
+
+
+@dataclass(frozen=True)
+class AnsweredDialog:
+    """A dialog that the harness answered.
+
+    Attributes:
+        kind: `permission`, `doom-loop`, `always-confirm` or `question`.
+        text: What its panel said.
+        answer: The option, or the key for a question.
+        at_s: Seconds from the start.
+    """
+
+    kind: str
+    text: str
+    answer: str
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Measured seconds; None for what was not reached.
+
+    Attributes:
+        ready_s: From the start to the prompt box.
+        turn_s: From the prompt having been taken to the end-of-turn signal.
+        settle_s: From that signal to a settled screen.
+        exit_s: From the first Ctrl-C to OpenCode's end.
+    """
+
+    ready_s: float | None
+    turn_s: float | None
+    settle_s: float | None
+    exit_s: float | None
+
+
+@dataclass(frozen=True)
+class TuiRun:
+    """What one run of OpenCode's terminal showed.
+
+    Attributes:
+        outcome: `done`; `rejected` (a permission was, which ends the turn); `ready-timeout`, `input-timeout`,
+            `turn-timeout`; `exited` (OpenCode ended by itself).
+        exit_status: OpenCode's exit status, the negative signal number when a signal ended it, None when unknown.
+        message: What happened, for a person.
+        stdout_text: The terminal's bytes without escapes; not safe against wrapping.
+        stderr_text: What OpenCode wrote to stderr.
+        ready_rows: The screen when the prompt box was there; empty when that was not reached.
+        done_rows: The screen when the turn was done, or when the wait for it ended.
+        final_rows: The screen when OpenCode had ended.
+        screen_text: `done_rows`, joined whatever their wrapping.
+        dialogs: The dialogs answered, in order.
+        timings: Measured times.
+    """
+
+    outcome: Outcome
+    exit_status: int | None
+    message: str
+    stdout_text: str
+    stderr_text: str
+    ready_rows: tuple[str, ...]
+    done_rows: tuple[str, ...]
+    final_rows: tuple[str, ...]
+    screen_text: str
+    dialogs: tuple[AnsweredDialog, ...]
+    timings: Timings
+
+
+class _Ended(Exception):
+    """A wait ended otherwise than it should."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class _TimedOut(_Ended):
+    """A wait took too long."""
+
+    def __init__(self, outcome: Outcome, name: str, limit_s: float, measured_s: float, what: str) -> None:
+        super().__init__(outcome, f"{what} after {measured_s:.1f} s (timeout {name!r} is {limit_s:g} s)")
+
+
+def run_opencode_tui(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    prompt: str,
+    turn_ended: Callable[[], bool],
+    artefacts: Path,
+    timeouts: Timeouts | None = None,
+    answer: Answer | None = "always",
+) -> TuiRun:
+    """Start OpenCode in a terminal of 120 x 36 cells, give it one prompt, and leave it when the turn is done.
+
+    Args:
+        argv: The executable and its arguments.
+        env: The whole environment of OpenCode.
+        cwd: Where it starts.
+        prompt: What is asked; may hold line feeds.
+        turn_ended: The end-of-turn signal: true once OpenCode is done with the prompt and no request is open. Asked
+            about 20 times a second.
+        artefacts: Folder for what is recorded; must exist.
+        timeouts: How long each wait may take.
+        answer: How dialogs are answered; None leaves them open.
+
+    Raises:
+        TerminalStartError: OpenCode or its folder is not there or cannot be run.
+    """
+    limits = timeouts or Timeouts()
+    with _Terminal(argv, env, cwd, artefacts) as terminal:
+        return _Conversation(terminal, limits, answer, turn_ended).run(prompt)
+
+
+class _Recording:
+    """The artefacts of a run, written as it goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stderr_path = folder / "stderr.txt"
+        self.stderr_path.write_bytes(b"")
+        self._started_s = time.monotonic()
+        self._plain = PlainText()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        with contextlib.ExitStack() as files:
+            self._raw = files.enter_context((folder / "stdout.raw").open("wb", buffering=0))
+            self._text = files.enter_context((folder / "stdout.txt").open("w", encoding="utf-8", newline=""))
+            self._cast = files.enter_context((folder / "screen.cast").open("w", encoding="utf-8"))
+            self._files = files.pop_all()
+        header = {"version": 2, "width": _COLUMNS, "height": _ROWS, "timestamp": int(time.time())}
+        self._cast_line({**header, "env": {"TERM": "xterm-256color"}})
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def output(self, data: bytes) -> None:
+        self._raw.write(data)
+        self._text.write(self._plain.feed(data))
+        self._text.flush()
+        self._cast_line([round(self.now_s(), 6), "o", self._decode(data)])
+
+    def marker(self, label: str) -> None:
+        self._cast_line([round(self.now_s(), 6), "m", label])
+
+    def screen(self, moment: str, screen: TerminalScreen) -> tuple[str, ...]:
+        (self.folder / f"screen-{moment}.txt").write_text(screen.text(), encoding="utf-8")
+        return screen.rows()
+
+    def stdout_text(self) -> str:
+        return (self.folder / "stdout.txt").read_text(encoding="utf-8", errors="replace")
+
+    def stderr_text(self) -> str:
+        return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _cast_line(self, event: object) -> None:
+        self._cast.write(json.dumps(event, ensure_ascii=False) + "\n")
+        self._cast.flush()
+
+
+class _Terminal:
+    """A process in a pseudo-terminal, the screen that it draws, and the recording of both."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, artefacts: Path) -> None:
+        self.screen = TerminalScreen(_COLUMNS, _ROWS)
+        self.recording = _Recording(artefacts)
+        self.ended = False
+        self.exit_status: int | None = None
+        self.last_output_s = 0.0
+        try:
+            self._child = _spawn(argv, env, cwd, self.recording.stderr_path)
+        except (pexpect.ExceptionPexpect, OSError, ValueError) as error:
+            self.recording.close()
+            message = str(error).splitlines()[0]
+            raise TerminalStartError(f"cannot start {argv[0]} in {cwd}: {message}") from error
+
+    def __enter__(self) -> _Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.kill()
+        finally:
+            self.recording.close()
+
+    def look(self) -> bool:
+        """Take in what the process wrote, waiting a moment for it; false when it wrote nothing.
+
+        At most one frame of a program that marks its frames is taken in, so that no screen goes unseen.
+        """
+        if self.ended:
+            return False
+        try:
+            data = self._child.read_nonblocking(_LARGEST_READ, timeout=_LOOK_S)
+        except pexpect.TIMEOUT:
+            return False
+        except pexpect.EOF:
+            self._note_end()
+            return False
+        self.last_output_s = self.recording.now_s()
+        self.recording.output(data)
+        self._reply(self.screen.feed(data))
+        return True
+
+    def press(self, keys: bytes) -> None:
+        """Write keys; a process that has just ended takes none."""
+        self._reply(keys)
+
+    def _reply(self, data: bytes) -> None:
+        if data and not self.ended:
+            with contextlib.suppress(OSError):
+                self._child.send(data)
+
+    def _note_end(self) -> None:
+        """The terminal is closed: the process has ended, or is about to."""
+        self.ended = True
+        deadline_s = self.recording.now_s() + _TERMINATE_S
+        while self._child.isalive() and self.recording.now_s() < deadline_s:
+            time.sleep(0.01)  # there is no event to wait for: waitpid has no timeout
+        if not self._child.isalive():
+            signalled = self._child.signalstatus
+            self.exit_status = -signalled if signalled is not None else self._child.exitstatus
+
+    def terminate(self) -> None:
+        """SIGTERM to the whole process group."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process and everything that it started; harmless when nothing is left."""
+        family = _descendants(self._pid)
+        self._signal(signal.SIGKILL)
+        for pid in family:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not self.ended:
+            self._note_end()
+        with contextlib.suppress(OSError, pexpect.ExceptionPexpect):
+            self._child.close(force=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, number)
+
+    @property
+    def _pid(self) -> int:
+        """Process id of the program, which leads its process group: pexpect starts a session for it."""
+        assert self._child.pid is not None  # it was spawned
+        return self._child.pid
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path, stderr_path: Path) -> pexpect.spawn[bytes]:
+    """Start a program whose terminal is stdin and stdout, and whose stderr is a file."""
+    if not cwd.is_dir():
+        raise OSError("there is no such folder")
+
+    def redirect_stderr() -> None:
+        # Opened in the child: pexpect has closed every other descriptor by now.
+        os.dup2(os.open(stderr_path, os.O_WRONLY | os.O_APPEND), 2)
+
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; between fork and exec this child runs no code that takes locks.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        return pexpect.spawn(
+            argv[0],
+            list(argv[1:]),
+            env=dict(env),
+            cwd=str(cwd),
+            dimensions=(_ROWS, _COLUMNS),
+            timeout=None,
+            preexec_fn=redirect_stderr,
+        )
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes below `pid`, those in sessions of their own included; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process and its parent (proc_pid_stat(5): the fields after the name in brackets)."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            yield int(entry.parent.name), int(fields[1])
+
+
+class _Conversation:
+    """One prompt from the start of OpenCode to its end."""
+
+    def __init__(
+        self, terminal: _Terminal, timeouts: Timeouts, answer: Answer | None, turn_ended: Callable[[], bool]
+    ) -> None:
+        self._terminal = terminal
+        self._recording = terminal.recording
+        self._timeouts = timeouts
+        self._answer: Answer | None = answer
+        self._answerer = DialogAnswerer(answer) if answer is not None else None
+        self._turn_ended = turn_ended
+        self._dialogs: list[AnsweredDialog] = []
+        # False from each prompt or answer until OpenCode has drawn something of its own after it.
+        self._saw_post_submit_output = False
+        self._rejected = False
+        self._ready_rows: tuple[str, ...] = ()
+        self._times: dict[str, float] = {}
+
+    def run(self, prompt: str) -> TuiRun:
+        outcome, message = self._converse(prompt)
+        done_rows = self._recording.screen("done", self._terminal.screen)
+        screen_text = self._terminal.screen.joined_text()
+        self._recording.marker(outcome)
+        message += self._leave()
+        return TuiRun(
+            outcome=outcome,
+            exit_status=self._terminal.exit_status,
+            message=message,
+            stdout_text=self._recording.stdout_text(),
+            stderr_text=self._recording.stderr_text(),
+            ready_rows=self._ready_rows,
+            done_rows=done_rows,
+            final_rows=self._recording.screen("final", self._terminal.screen),
+            screen_text=screen_text,
+            dialogs=tuple(self._dialogs),
+            timings=Timings(**{f"{name}_s": self._times.get(name) for name in ("ready", "turn", "settle", "exit")}),
+        )
+
+    def _converse(self, prompt: str) -> tuple[Outcome, str]:
+        try:
+            self._wait_until_ready()
+            self._submit(prompt)
+            self._wait_for_turn_end()
+            settled = self._settle()
+        except _Ended as end:
+            return end.outcome, f"{end}{self._what_is_open()}"
+        if self._rejected:
+            return "rejected", "a permission was rejected, which ended the turn"
+        return "done", "the turn is done" if settled else "the turn is done, but the screen did not settle"
+
+    def _what_is_open(self) -> str:
+        dialog = self._dialog()
+        return f"; a dialog is open: {' '.join(dialog.text.split())}" if dialog else ""
+
+    def _dialog(self) -> Dialog | None:
+        screen = self._terminal.screen
+        return find_dialog(screen.rows(), lambda row, column: screen.cell(row, column).background)
+
+    def _screen_text(self) -> str:
+        return self._terminal.screen.text()
+
+    def _now_s(self) -> float:
+        return self._recording.now_s()
+
+    def _look(self) -> bool:
+        """Take in output, answer what asks, and stop when OpenCode has ended."""
+        seen = self._terminal.look()
+        if self._terminal.ended:
+            raise _Ended("exited", f"OpenCode ended by itself, {_status_in_words(self._terminal.exit_status)}")
+        if seen:
+            self._saw_post_submit_output = True
+        return seen
+
+    def _wait_until(self, seen: Callable[[], bool], outcome: Outcome, name: str, limit_s: float, what: str) -> float:
+        """Look until `seen`; returns how long it took."""
+        started_s = self._now_s()
+        while not seen():
+            self._look()
+            waited_s = self._now_s() - started_s
+            if waited_s > limit_s:
+                raise _TimedOut(outcome, name, limit_s, waited_s, what)
+        return self._now_s() - started_s
+
+    def _wait_until_ready(self) -> None:
+        self._times["ready"] = self._wait_until(
+            self._is_ready, "ready-timeout", "ready", self._timeouts.ready_s, "OpenCode showed no prompt box"
+        )
+        self._ready_rows = self._recording.screen("ready", self._terminal.screen)
+        self._recording.marker("ready")
+
+    def _is_ready(self) -> bool:
+        return READY_RE.search(self._screen_text()) is not None
+
+    def _submit(self, prompt: str) -> None:
+        """Type the prompt and press Enter; several lines are pasted, so that their ends submit nothing."""
+        keys = prompt.encode("utf-8")
+        self._terminal.press(_PASTE_START + keys + _PASTE_END if "\n" in prompt else keys)
+        self._wait_for_the_prompt_to_show()
+        self._recording.marker("prompt sent")
+        self._saw_post_submit_output = False
+        pressed_s = self._now_s()
+        self._terminal.press(ENTER)
+
+        def taken() -> bool:
+            nonlocal pressed_s
+            if not self._is_ready() and (_BUSY_RE.search(self._screen_text()) or self._is_done() or self._turn_ended()):
+                return True
+            if self._now_s() - pressed_s > _PRESS_AGAIN_S:
+                pressed_s = self._now_s()
+                self._terminal.press(ENTER)
+            return self._dialog() is not None
+
+        self._wait_until(taken, "input-timeout", "input", self._timeouts.input_s, "OpenCode did not take the prompt")
+
+    def _wait_for_the_prompt_to_show(self) -> None:
+        """Until the box's example has gone; Enter is pressed all the same after a moment, for a box that keeps it."""
+        started_s = self._now_s()
+        while self._is_ready() and self._now_s() - started_s < _PASTE_S:
+            self._look()
+
+    def _wait_for_turn_end(self) -> None:
+        self._times["turn"] = self._wait_until(
+            self._turn_is_over, "turn-timeout", "turn", self._timeouts.turn_s, "the agent was not done"
+        )
+
+    def _turn_is_over(self) -> bool:
+        self._answer_dialog()
+        if self._rejected and self._dialog() is None and self._saw_post_submit_output:
+            return not _BUSY_RE.search(self._screen_text())
+        return self._turn_ended()
+
+    def _answer_dialog(self) -> None:
+        """Press the key that brings an open dialog nearer to its answer.
+
+        What was drawn before an answer must not count as output after it: the screen is redrawn with old text on it.
+        """
+        if self._answerer is None or self._answer is None:
+            return
+        dialog = self._dialog()
+        keys = self._answerer.step(dialog, self._now_s())
+        if not keys or dialog is None:
+            return
+        self._terminal.press(keys)
+        if dialog.options and keys != ENTER:
+            return
+        wanted = dialog.wanted(self._answer)
+        self._dialogs.append(AnsweredDialog(dialog.kind, dialog.text, wanted, self._now_s()))
+        self._recording.marker(f"dialog answered: {dialog.kind}: {wanted}")
+        self._saw_post_submit_output = False
+        self._rejected = self._answer == "reject"
+
+    def _is_done(self) -> bool:
+        """Whether the last turn on the screen carries its time, and nothing is at work."""
+        text = self._screen_text()
+        turns = _TURN_RE.findall(text)
+        return bool(turns) and _DONE_RE.match(turns[-1]) is not None and not _BUSY_RE.search(text)
+
+    def _settle(self) -> bool:
+        """After the end-of-turn signal: whether the screen came to rest within `quiet`."""
+        started_s = self._now_s()
+        settled = False
+        while not settled and self._now_s() - started_s < self._timeouts.quiet_s:
+            self._look()
+            still_s = self._now_s() - max(self._terminal.last_output_s, started_s)
+            settled = still_s >= self._timeouts.settle_s and (self._is_done() or self._rejected)
+        self._times["settle"] = self._now_s() - started_s
+        return settled
+
+    def _leave(self) -> str:
+        """Ctrl-C until OpenCode ends, then SIGTERM, then SIGKILL; returns what to add to the message."""
+        if self._terminal.ended:
+            return ""
+        started_s = self._now_s()
+        pressed_s = started_s - _PRESS_AGAIN_S
+        while not self._terminal.ended and self._now_s() - started_s < self._timeouts.exit_s:
+            if self._now_s() - pressed_s >= _PRESS_AGAIN_S:
+                pressed_s = self._now_s()
+                self._terminal.press(_CTRL_C)
+            self._terminal.look()
+        self._times["exit"] = self._now_s() - started_s
+        if self._terminal.ended:
+            return ""
+        limit = f"timeout 'exit' is {self._timeouts.exit_s:g} s"
+        note = f"; OpenCode did not leave after {self._times['exit']:.1f} s ({limit})"
+        self._terminal.terminate()
+        terminated_s = self._now_s()
+        while not self._terminal.ended and self._now_s() - terminated_s < _TERMINATE_S:
+            self._terminal.look()
+        self._terminal.kill()
+        return note
+
+
+def _status_in_words(status: int | None) -> str:
+    if status is None:
+        return "with an unknown status"
+    return f"killed by signal {-status}" if status < 0 else f"with status {status}"
