@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,8 @@ class Upstream(BaseHTTPRequestHandler):
 
     def wait_for_hang_up(self) -> None:
         """Block until the other side closes, as a server does that looks whether its client is still there."""
-        with pytest.raises(OSError, match=r"reset|closed"):
-            if self.connection.recv(1) == b"":
-                raise OSError("closed")
+        with suppress(ConnectionResetError):
+            assert self.connection.recv(1) == b""
         self.server.hung_up.set()
 
 
@@ -481,13 +480,13 @@ def test_the_journal_holds_start_and_end_of_each_exchange_and_no_key(tmp_path: P
     journal = tmp_path / "requests.jsonl"
     with (
         upstream(stream_all) as server,
-        Proxy(upstream=server.url, journal=journal, upstream_api_key="sk-upstream") as proxy,
+        Proxy(upstream=server.url, journal=journal, upstream_api_key='sk-"upstream') as proxy,
     ):
-        messages = [{"role": "user", "content": "my key is sk-upstream"}]
+        messages = [{"role": "user", "content": 'my key is sk-"upstream'}]
         ask(proxy, {**MAIN_REQUEST, "messages": messages}, x_api_key="other-key")
         assert proxy.wait_until_idle(WAIT_S)
         text = journal.read_text()  # flushed line by line, not at the end
-        assert server.seen[0][1]["Authorization"] == "Bearer sk-upstream"
+        assert server.seen[0][1]["Authorization"] == 'Bearer sk-"upstream'
     assert journal.read_text() == text
     start, end = (json.loads(line) for line in text.splitlines())
     assert (start["event"], start["number"], start["lane"]) == ("start", 1, "main")
@@ -495,7 +494,7 @@ def test_the_journal_holds_start_and_end_of_each_exchange_and_no_key(tmp_path: P
     assert start["request"]["messages"] == [{"role": "user", "content": "my key is [key]"}]
     assert (end["event"], end["number"], end["status"], end["text"]) == ("end", 1, 200, "Hey kiwi 🥝")
     assert end["timings"] == {"cache_n": 0, "prompt_n": 31}
-    for secret in ("sk-upstream", "client-key", "other-key"):
+    for secret in ("sk-", "client-key", "other-key"):
         assert secret not in text
 
 

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from opencode_harness.errors import HarnessError
@@ -321,7 +322,7 @@ class _Ledger:
         self.last_activity_s = 0.0
         self._journal = journal
         self._secret = secret
-        self._stream: TextIO | None = None
+        self._stream: FileIO | None = None
         self._zero = time.monotonic()
 
     def open(self) -> None:
@@ -329,7 +330,7 @@ class _Ledger:
         if self._journal is None:
             return
         try:
-            self._stream = self._journal.open("a", encoding="ascii")
+            self._stream = self._journal.open("ab", buffering=0)
         except OSError as error:
             raise ProxyError(
                 f"{self._journal}: the journal cannot be written: {error.strerror}",
@@ -390,15 +391,18 @@ class _Ledger:
         if self._stream is None:
             return
         try:
-            self._stream.write(self._without_secret(json.dumps(record)) + "\n")
-            self._stream.flush()
+            self._stream.write(self._without_secret(json.dumps(record)).encode("ascii") + b"\n")
         except OSError as error:
             # A full disk must not break the conversation; the trial hears of it once.
+            self._stream.close()
             self._stream = None
             self.fault("journal-unwritable", f"{self._journal}: {error.strerror}")
 
     def _without_secret(self, text: str) -> str:
-        return text.replace(self._secret, "[key]") if self._secret else text
+        if not self._secret:
+            return text
+        # Inside JSON a key may be written with escapes.
+        return text.replace(self._secret, "[key]").replace(json.dumps(self._secret)[1:-1], "[key]")
 
 
 _START_FIELDS = ("number", "lane", "session_id", "agent_path", "started_s")
