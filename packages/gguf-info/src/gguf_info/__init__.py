@@ -3,8 +3,10 @@
 The rule: the header alone is read, in bounded reads, and every number says where it comes from.
 """
 
+from gguf_info.diff import Change, ModelDiff, diff_models
 from gguf_info.document import summary_document
 from gguf_info.errors import GGUFError
+from gguf_info.faults import Fault, tensor_digests, verify
 from gguf_info.model import Summary, read_summary, tensor_bytes
 from gguf_info.reader import Array, Header, Tensor, read_header
 from gguf_info.render import SECTIONS, render_tables
@@ -12,13 +14,19 @@ from gguf_info.render import SECTIONS, render_tables
 __all__ = [
     "SECTIONS",
     "Array",
+    "Change",
+    "Fault",
     "GGUFError",
     "Header",
+    "ModelDiff",
     "Summary",
     "Tensor",
+    "diff_models",
     "read_header",
     "read_summary",
     "render_tables",
     "summary_document",
     "tensor_bytes",
+    "tensor_digests",
+    "verify",
 ]

@@ -1,7 +1,7 @@
 """The command: arguments in, tables or documents out, and the exit status.
 
-The rule: this module alone prints and decides the exit status: 0 printed, 1 the answer is no (a key or template that
-was asked for is not in the file), 2 usage or bad input, 130 interrupted.
+The rule: this module alone prints and decides the exit status: 0 printed, 1 the answer is no (a key that was asked
+for is not in the file, a fault, a difference), 2 usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from gguf_info.diff import diff_document, diff_models
 from gguf_info.document import summary_document, tensor_rows
 from gguf_info.errors import GGUFError
+from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
 from gguf_info.model import Summary, read_summary
 from gguf_info.reader import Array
 from gguf_info.render import (
     SECTIONS,
     Table,
     csv_text,
+    diff_tables,
     draw,
     heading,
     metadata_table,
     render_csv,
     section_tables,
     tensor_table,
+    verify_tables,
     visible,
 )
 
@@ -43,6 +48,22 @@ examples:
   gguf-info model.gguf --tensors 'blk\\.0\\.'  the tensor table of the first block
   gguf-info model.gguf --key llama.context_length
   gguf-info model.gguf --format json | jq .attention
+
+commands, each with its own --help (a file of such a name is ./verify):
+  gguf-info verify FILE    check the file
+  gguf-info diff A B       what differs between two models
+"""
+
+VERIFY_EXAMPLES = """\
+examples:
+  gguf-info verify model-00001-of-00003.gguf
+  gguf-info verify model.gguf --sha256 --format json
+"""
+
+DIFF_EXAMPLES = """\
+examples:
+  gguf-info diff model-Q4_K_M.gguf model-Q8_0.gguf
+  gguf-info diff old.gguf new.gguf --format json | jq .chat_template
 """
 
 
@@ -215,5 +236,72 @@ def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=not _can_print_boxes()))
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {}
+def _verify(arguments: list[str]) -> int:
+    parser = _command_parser(
+        "verify", "Check a model's files: offsets, overlaps, sizes, names, parts.", VERIFY_EXAMPLES
+    )
+    parser.add_argument(
+        "file", metavar="FILE", help="a .gguf file, any part of a split model, or a folder with one model"
+    )
+    parser.add_argument("--sha256", action="store_true", help="also print the SHA-256 of each tensor's data")
+    options = parser.parse_args(arguments)
+    try:
+        summary = read_summary(options.file)
+    except GGUFError as error:
+        return _refuse(error, options.format)
+    faults = verify(summary)
+    is_whole = not any(fault.code == "data-short" for fault in faults)
+    digests = dict(tensor_digests(summary)) if options.sha256 and is_whole else None
+    document = verify_document(summary, faults, digests)
+    if options.format == "json":
+        _print_json(document)
+    else:
+        verdict = "no fault found" if document["ok"] else "faults found"
+        _print_tables(verify_tables(faults, digests), options.format, head=f"{visible(summary.file.path)}: {verdict}")
+    return 0 if document["ok"] else 1
+
+
+def _refuse(error: GGUFError, output: str) -> int:
+    """A header that breaks the format is what `verify` was asked about; a file that is no GGUF file is bad input."""
+    fault = header_fault(error)
+    if fault is None:
+        raise error
+    if output == "json":
+        document = {"schema_version": 1, "path": error.path, "ok": False, "faults": [asdict(fault)], "sha256": None}
+        _print_json(document)
+    else:
+        _print_tables(verify_tables([fault], None), output, head=f"{visible(error.path)}: faults found")
+    return 1
+
+
+def _diff(arguments: list[str]) -> int:
+    parser = _command_parser("diff", "What differs between two models; status 1 if anything does.", DIFF_EXAMPLES)
+    parser.add_argument("before", metavar="A")
+    parser.add_argument("after", metavar="B")
+    options = parser.parse_args(arguments)
+    before, after = read_summary(options.before), read_summary(options.after)
+    difference = diff_models(before, after)
+    if options.format == "json":
+        _print_json(diff_document(before, after, difference))
+    else:
+        verdict = "no difference" if difference.is_empty else "different"
+        head = f"{visible(before.file.path)} and {visible(after.file.path)}: {verdict}"
+        _print_tables(diff_tables(difference), options.format, head=head)
+        if difference.chat_template:
+            print("\nChat template\n" + "\n".join(visible(line) for line in difference.chat_template))
+    return 0 if difference.is_empty else 1
+
+
+def _command_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"gguf-info {name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_output(parser, ("table", "json", "markdown"))
+    return parser
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": _verify, "diff": _diff}
 """Subcommands by name; anything else is the file to show."""

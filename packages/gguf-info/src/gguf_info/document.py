@@ -16,7 +16,7 @@ from gguf_info.constants import type_name
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
-__all__ = ["flat_fields", "summary_document", "tensor_rows"]
+__all__ = ["flat_fields", "plain_value", "summary_document", "tensor_rows"]
 
 SCHEMA_VERSION = 1
 
@@ -33,7 +33,7 @@ def summary_document(summary: Summary, *, full: bool = False) -> dict[str, Any]:
     """
     sections = ("file", "general", "architecture", "attention", "moe", "rope", "tokenizer", "tensors")
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-    document.update({name: _plain(getattr(summary, name)) for name in sections})
+    document.update({name: plain_value(getattr(summary, name)) for name in sections})
     document["metadata"] = {key: _metadata_value(summary, key, value, full) for key, value in summary.metadata.items()}
     return document
 
@@ -66,26 +66,28 @@ def flat_fields(value: object, prefix: str = "") -> Iterator[tuple[str, object]]
         yield prefix, value
 
 
-def _plain(value: object) -> Any:
-    """Dataclasses as objects, with the keys of `other` beside their own."""
+def plain_value(value: object) -> Any:
+    """A value as JSON has it: dataclasses as objects, with the keys of `other` beside their own."""
     if is_dataclass(value) and not isinstance(value, (type, Array)):
-        plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name != "other"}
+        plain = {
+            field.name: plain_value(getattr(value, field.name)) for field in fields(value) if field.name != "other"
+        }
         other = getattr(value, "other", {})
-        return {**{key: _plain(item) for key, item in other.items()}, **plain} if other else plain
+        return {**{key: plain_value(item) for key, item in other.items()}, **plain} if other else plain
     if isinstance(value, Array):
-        return _summarized(value) if value.items is None else [_plain(item) for item in value.items]
+        return _summarized(value) if value.items is None else [plain_value(item) for item in value.items]
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _metadata_value(summary: Summary, key: str, value: Value, full: bool) -> Any:
     if not (full and isinstance(value, Array)) or value.item_type == "array":
         return _summarized(value)
-    return [_plain(item) for item in summary.headers[0].read_array(key)]
+    return [plain_value(item) for item in summary.headers[0].read_array(key)]
 
 
 def _summarized(value: Value) -> Any:
-    return {"array": value.item_type, "length": value.length} if isinstance(value, Array) else _plain(value)
+    return {"array": value.item_type, "length": value.length} if isinstance(value, Array) else plain_value(value)

@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 
 from gguf_info.errors import GGUFError
 
-__all__ = ["Array", "Header", "Tensor", "Value", "read_header"]
+__all__ = ["Array", "Header", "Tensor", "Value", "read_header", "read_range"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (1, 2, 3)
@@ -150,6 +150,22 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         tensors = _read_tensors(cursor, n_tensors)
         data_offset = -(-cursor.offset // alignment) * alignment
     return Header(path, version, endianness, size_bytes, alignment, data_offset, metadata, tensors)
+
+
+def read_range(path: str, offset: int, n_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
+    """Bytes of a file, in chunks of at most `chunk_bytes`.
+
+    Raises:
+        GGUFError: The file ends before.
+    """
+    with _opened(path) as (stream, size_bytes):
+        if offset + n_bytes > size_bytes:
+            found = f"{max(size_bytes - offset, 0)} bytes to the end of the file"
+            raise GGUFError(path, offset, expected=f"{n_bytes} bytes of data", found=found, hint="is the file whole?")
+        stream.seek(offset)
+        cursor = _Cursor(path, stream, size_bytes, start=offset)
+        for done in range(0, n_bytes, chunk_bytes):
+            yield cursor.take(min(chunk_bytes, n_bytes - done), "data")
 
 
 @contextmanager

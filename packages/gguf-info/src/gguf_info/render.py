@@ -10,11 +10,14 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from prettytable import PrettyTable
 
 from gguf_info.constants import type_name
+from gguf_info.diff import ModelDiff
 from gguf_info.document import flat_fields, summary_document
+from gguf_info.faults import Fault
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
@@ -22,6 +25,7 @@ __all__ = [
     "SECTIONS",
     "Table",
     "csv_text",
+    "diff_tables",
     "draw",
     "heading",
     "metadata_table",
@@ -29,6 +33,7 @@ __all__ = [
     "render_tables",
     "section_tables",
     "tensor_table",
+    "verify_tables",
     "visible",
 ]
 
@@ -110,6 +115,40 @@ def tensor_table(tensors: Sequence[Tensor]) -> Table:
 def metadata_table(metadata: Mapping[str, Value]) -> Table:
     """Every metadata key; long text is cut, long arrays are summarised."""
     return Table("Metadata", ("key", "value"), tuple((visible(key), _text(value)) for key, value in metadata.items()))
+
+
+def verify_tables(faults: Sequence[Fault], digests: Mapping[str, str] | None) -> list[Table]:
+    """What `verify` found, and the digests that were asked for."""
+    rows = tuple((f.severity, f.code, visible(f.tensor or Path(f.path).name), visible(f.message)) for f in faults)
+    tables = [Table("Faults", ("severity", "code", "where", "message"), rows)] if rows else []
+    if digests is not None:
+        lines = tuple((visible(name), digest) for name, digest in digests.items())
+        tables.append(Table("SHA-256 by tensor", ("tensor", "SHA-256"), lines))
+    return tables
+
+
+def diff_tables(difference: ModelDiff) -> list[Table]:
+    """What `diff` found, without the chat template, which is a text diff."""
+    parts = (("Metadata", difference.metadata), ("Tensors", difference.tensors), ("Types", difference.types))
+    return [
+        Table(
+            title,
+            ("name", "", "before", "after"),
+            tuple((visible(c.name), c.kind, _side(c.before), _side(c.after)) for c in changes),
+        )
+        for title, changes in parts
+        if changes
+    ]
+
+
+def _side(value: object) -> str:
+    if isinstance(value, dict) and "shape" in value:
+        return f"{value['type']} {' × '.join(map(str, value['shape']))}"
+    if isinstance(value, dict):
+        first = value.get("first_difference")
+        text = f"{value['length']:,} × {value['array']}"
+        return text if first is None else f"{text}, differs from item {first:,} on"
+    return _text(value)
 
 
 def render_csv(summary: Summary, sections: Sequence[str] | None = None) -> str:
