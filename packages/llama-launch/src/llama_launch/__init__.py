@@ -3,9 +3,10 @@
 `load_profile` reads a profile, `start_server` starts it and waits, `Client` calls a running server.
 """
 
-from llama_launch.client import Client, Erased, Props, Slot
+from llama_launch.client import Client, Erased, Props, Saved, Slot
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import (
+    FlagsRefused,
     LlamaLaunchError,
     ModelError,
     ProfileError,
@@ -15,19 +16,24 @@ from llama_launch.errors import (
     ServerUnreachable,
 )
 from llama_launch.flags import server_argv
-from llama_launch.profile import Profile, load_profile, profile_names
-from llama_launch.server import Backend, RunningServer, find_llama_server, start_server
+from llama_launch.preflight import Footgun, footguns
+from llama_launch.profile import LoadedProfile, Profile, load_profile, profile_names, read_profile
+from llama_launch.server import Backend, RunningServer, find_llama_server, planned_argv, start_server
 
 __all__ = [
     "Backend",
     "Client",
     "Erased",
+    "FlagsRefused",
+    "Footgun",
     "LlamaLaunchError",
+    "LoadedProfile",
     "ModelError",
     "Profile",
     "ProfileError",
     "Props",
     "RunningServer",
+    "Saved",
     "ServerError",
     "ServerRefused",
     "ServerStartError",
@@ -35,8 +41,11 @@ __all__ = [
     "Slot",
     "fetch_default_model",
     "find_llama_server",
+    "footguns",
     "load_profile",
+    "planned_argv",
     "profile_names",
+    "read_profile",
     "server_argv",
     "start_server",
 ]

@@ -7,13 +7,14 @@ None. Nothing is retried: a call tells what happened.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import requests
 
-from llama_launch.errors import ServerRefused, ServerUnreachable
+from llama_launch.errors import ProfileError, ServerRefused, ServerUnreachable
 
-__all__ = ["Client", "Erased", "Props", "Slot"]
+__all__ = ["Client", "Erased", "Props", "Saved", "Slot", "read_api_keys"]
 
 _SHOWN_CHARS = 300
 
@@ -58,6 +59,39 @@ class Erased:
 
     id_slot: int
     n_erased: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What saving or restoring a slot did.
+
+    Attributes:
+        id_slot: Which slot.
+        filename: The file below the server's --slot-save-path.
+        n_tokens: Tokens written or read.
+        n_bytes: Size of the file.
+    """
+
+    id_slot: int
+    filename: str
+    n_tokens: int
+    n_bytes: int
+
+
+def read_api_keys(path: Path) -> list[str]:
+    """The keys in a file for --api-key-file: one a line; lines that start with `#` and empty ones are left out.
+
+    Raises:
+        ProfileError: The file cannot be read, or holds no key.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: {error}", hint="api_key_file names a text file with one key a line") from error
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ProfileError(f"{path}: no API key in it", hint="write one key a line")
+    return keys
 
 
 class Client:
@@ -124,6 +158,47 @@ class Client:
         raw = self._mapping("POST", f"/slots/{id_slot}?action=erase&id_slot={id_slot}", {})
         return Erased(id_slot, int(raw.get("n_erased", 0)))
 
+    def save(self, id_slot: int, filename: str) -> Saved:
+        """Write a slot's cache to a file below the server's --slot-save-path.
+
+        Raises:
+            ServerUnreachable: Nothing answers.
+            ServerRefused: The server answers with an error.
+        """
+        raw = self._mapping("POST", f"/slots/{id_slot}?action=save", {"filename": filename})
+        return Saved(id_slot, filename, int(raw.get("n_saved", 0)), int(raw.get("n_written", 0)))
+
+    def restore(self, id_slot: int, filename: str) -> Saved:
+        """Fill a slot's cache from a file that `save` wrote.
+
+        Raises:
+            ServerUnreachable: Nothing answers.
+            ServerRefused: The server answers with an error, as when there is no such file.
+        """
+        raw = self._mapping("POST", f"/slots/{id_slot}?action=restore", {"filename": filename})
+        return Saved(id_slot, filename, int(raw.get("n_restored", 0)), int(raw.get("n_read", 0)))
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """The text as the model's token numbers, without special tokens added.
+
+        Raises:
+            ServerUnreachable: Nothing answers.
+            ServerRefused: The server answers with an error.
+        """
+        raw = self._mapping("POST", "/tokenize", {"content": text})
+        return tuple(int(token) for token in raw.get("tokens", ()))
+
+    def metrics(self) -> dict[str, float]:
+        """The counters of /metrics by name; needs the server's --metrics.
+
+        Raises:
+            ServerUnreachable: Nothing answers.
+            ServerRefused: The server answers with an error.
+        """
+        lines = self._checked("GET", "/metrics").text.splitlines()
+        pairs = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
+        return {name: float(value) for name, _, value in pairs}
+
     def _mapping(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         found = self._json(method, path, body)
         if not isinstance(found, dict):
@@ -131,19 +206,23 @@ class Client:
         return found
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        answer = self._checked(method, path, body)
+        try:
+            return answer.json()
+        except ValueError as error:
+            text = _shortened(answer.text)
+            raise ServerRefused(f"{self.base_url}{path}: not JSON: {text}", status=200, body=text) from error
+
+    def _checked(self, method: str, path: str, body: dict[str, Any] | None = None) -> requests.Response:
         answer = self._send(method, path, body)
         if not answer.ok:
             raise ServerRefused(
                 f"{self.base_url}{path} answered {answer.status_code}: {_shortened(answer.text)}",
                 status=answer.status_code,
                 body=_shortened(answer.text),
-                hint="start the server with --slot-save-path" if "action=erase" in path else "",
+                hint=_hint(answer.status_code, path),
             )
-        try:
-            return answer.json()
-        except ValueError as error:
-            text = _shortened(answer.text)
-            raise ServerRefused(f"{self.base_url}{path}: not JSON: {text}", status=200, body=text) from error
+        return answer
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> requests.Response:
         url = self.base_url + path
@@ -152,6 +231,19 @@ class Client:
         except requests.RequestException as error:
             reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing answers"
             raise ServerUnreachable(f"{url}: {reason}", hint="is the server running?") from error
+
+
+# What a refusal most likely means: status, part of the path, and what to do.
+_HINTS = (
+    (401, "", "the server asks for an API key"),
+    (501, "action=", "start the server with --slot-save-path"),
+    (501, "/metrics", "start the server with --metrics"),
+    (501, "/slots", "start the server with --slots"),
+)
+
+
+def _hint(status: int, path: str) -> str:
+    return next((hint for code, part, hint in _HINTS if code == status and part in path), "")
 
 
 def _shortened(text: str) -> str:

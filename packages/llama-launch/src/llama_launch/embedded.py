@@ -11,10 +11,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from llama_launch.client import read_api_keys
+from llama_launch.errors import FlagsRefused
 from llama_launch.profile import Profile
 
 __all__ = ["embedded_argv", "embedded_version", "main"]
@@ -28,8 +31,55 @@ def embedded_version() -> str | None:
         return None
 
 
+# Flags of llama-server that the embedded server takes too: the field of its parameters, and the value or its type.
+_EXTRA_FLAGS: dict[str, tuple[str, Any]] = {
+    "--batch-size": ("n_batch", int),
+    "--cache-reuse": ("n_cache_reuse", int),
+    "--ctx-checkpoints": ("n_ctx_checkpoints", int),
+    "--no-cache-prompt": ("cache_prompt", False),
+    "--no-repack": ("no_extra_bufts", True),
+    "--no-warmup": ("warmup", False),
+    "--sleep-idle-seconds": ("sleep_idle_seconds", int),
+    "--slot-prompt-similarity": ("slot_prompt_similarity", float),
+    "--swa-full": ("swa_full", True),
+    "--threads": ("n_threads", int),
+    "--threads-batch": ("n_threads_batch", int),
+    "--ubatch-size": ("n_ubatch", int),
+}
+
+
+def _extra_settings(extra_flags: Sequence[str]) -> dict[str, Any]:
+    """A profile's extra flags as fields of the embedded server's parameters.
+
+    Raises:
+        FlagsRefused: The embedded server has nothing like that flag.
+    """
+    settings: dict[str, Any] = {}
+    words = list(extra_flags)
+    while words:
+        flag = words.pop(0)
+        if flag not in _EXTRA_FLAGS:
+            hint = "leave it out, or install llama.cpp; it takes " + " ".join(_EXTRA_FLAGS)
+            raise FlagsRefused(f"the embedded server has no {flag}", flags=(flag,), hint=hint)
+        field, value = _EXTRA_FLAGS[flag]
+        settings[field] = value if isinstance(value, bool) else _value(flag, value, words)
+    return settings
+
+
+def _value(flag: str, kind: Callable[[str], Any], words: list[str]) -> Any:
+    word = words.pop(0) if words else ""
+    try:
+        return kind(word)
+    except ValueError as error:
+        raise FlagsRefused(f"{flag} {word}: not a number", flags=(flag,), hint="give it a number") from error
+
+
 def embedded_argv(profile: Profile, *, model: Path, port: int, slot_save_path: Path | None) -> list[str]:
-    """The command line of the embedded server for `profile`."""
+    """The command line of the embedded server for `profile`.
+
+    Raises:
+        FlagsRefused: One of the profile's extra flags has no counterpart there.
+    """
     settings = {
         "model": str(model),
         "host": profile.host,
@@ -47,12 +97,14 @@ def embedded_argv(profile: Profile, *, model: Path, port: int, slot_save_path: P
         "use_jinja": profile.jinja,
         "endpoint_metrics": profile.metrics,
         "verbosity": profile.verbosity,
+        "api_key_file": profile.api_key_file or None,
+        **_extra_settings(profile.extra_flags),
     }
     return [sys.executable, "-m", "llama_launch.embedded", json.dumps(settings)]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve; ends by signal alone."""
+    """Serve until a signal comes, or the parent ends."""
     import xllamacpp
 
     settings: dict[str, Any] = json.loads(arguments[0])
@@ -61,8 +113,11 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, frame: os._exit(0))
     server = xllamacpp.Server(_parameters(xllamacpp, settings))
     print(f"embedded server at {server.listening_address}", flush=True)
-    while True:
-        signal.pause()
+    # The leash ends it by a signal; where the kernel has none for a leash that was killed, the parent's change tells.
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    return 0
 
 
 def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:
@@ -76,6 +131,12 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:
     )
     for key in ("cache_type_k", "cache_type_v"):
         setattr(parameters, key, getattr(xllamacpp.ggml_type, f"GGML_TYPE_{settings.pop(key).upper()}"))
+    api_key_file = settings.pop("api_key_file")
+    if api_key_file is not None:
+        parameters.api_keys = read_api_keys(Path(api_key_file))
+    for pool, name in ((parameters.cpuparams, "n_threads"), (parameters.cpuparams_batch, "n_threads_batch")):
+        if name in settings:
+            pool.n_threads = settings.pop(name)
     for key, value in settings.items():
         if value is not None:
             setattr(parameters, key, value)

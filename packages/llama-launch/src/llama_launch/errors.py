@@ -2,6 +2,7 @@
 
 LlamaLaunchError
 ├── ProfileError         a profile is missing or wrong: file, line where known
+├── FlagsRefused         the installed server does not take these flags
 ├── ModelError           the model file is missing, or the default model could not be fetched
 ├── ServerStartError     the server did not become ready; names the cause and the log
 └── ServerError
@@ -14,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "FlagsRefused",
     "LlamaLaunchError",
     "ModelError",
     "ProfileError",
@@ -43,6 +45,20 @@ class ProfileError(LlamaLaunchError):
     """A profile that does not exist or cannot be used."""
 
     exit_code = 2
+
+
+class FlagsRefused(LlamaLaunchError):
+    """Flags that the server which would be started does not take.
+
+    Attributes:
+        flags: Which.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, flags: tuple[str, ...], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.flags = flags
 
 
 class ModelError(LlamaLaunchError):

@@ -23,7 +23,8 @@ _PR_SET_PDEATHSIG = 1
 
 def leashed(command: Sequence[str], read_fd: int, grace_s: float) -> list[str]:
     """The command line that runs `command` on a leash held through the pipe `read_fd`."""
-    return [sys.executable, "-m", "llama_launch.leash", str(read_fd), str(grace_s), *command]
+    # By path, and without the user's site packages: this file needs the standard library alone and starts in no time.
+    return [sys.executable, "-I", "-S", __file__, str(read_fd), str(grace_s), *command]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,8 +38,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
     signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    threading.Thread(target=_end_when_released, args=(read_fd, process, grace_s), daemon=True).start()
+    released = threading.Event()
+    threading.Thread(target=_end_when_released, args=(read_fd, process, grace_s, released), daemon=True).start()
     status: int = process.wait()
+    if released.is_set():
+        # What the command itself started is in the same group, and so is this process: nobody waits for its status.
+        os.killpg(0, signal.SIGKILL)
     return status if status >= 0 else 128 - status
 
 
@@ -57,9 +62,12 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
     return prepare
 
 
-def _end_when_released(read_fd: int, process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end_when_released(
+    read_fd: int, process: subprocess.Popen[bytes], grace_s: float, released: threading.Event
+) -> None:
     while os.read(read_fd, 1):
-        pass
+        continue
+    released.set()
     process.terminate()
     try:
         process.wait(grace_s)

@@ -1,9 +1,16 @@
-"""A profile: how a server is started. The context is never given; it is slots x tokens per slot."""
+"""A profile: how a server is started. The context is never given; it is slots x tokens per slot.
+
+A profile is laid together from files of the same name, later ones winning key by key: the package's, the user's
+(`profiles/` in llama-launch's configuration folder), the project's (`.llama-launch/` in the current folder or the
+nearest one above it), then what the command line sets. `extends` names a profile that lies below all of them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.resources
+import re
+import shlex
 import sys
 import types
 import typing
@@ -12,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from llama_launch.errors import ProfileError
 
 if sys.version_info >= (3, 11):
@@ -19,11 +28,24 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_PROFILE", "Profile", "load_profile", "profile_names"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_PROFILE",
+    "PROJECT_FOLDER",
+    "LoadedProfile",
+    "Profile",
+    "ProfileFile",
+    "load_profile",
+    "profile_files",
+    "profile_names",
+    "read_profile",
+    "user_folder",
+]
 
 DEFAULT_PROFILE = "smollm2-135m"
 # The model value that stands for the small model that llama-launch fetches itself.
 DEFAULT_MODEL = "default"
+PROJECT_FOLDER = ".llama-launch"
 
 
 @dataclass(frozen=True)
@@ -33,16 +55,19 @@ class Profile:
     Attributes:
         name: The profile's name.
         model: Path of a GGUF file, or `default`.
+        model_source: Where to get that file, for a person who does not have it.
         description: One sentence.
         n_slots: `--parallel`.
         n_ctx_slot: Tokens per slot; `--ctx-size` is n_slots x n_ctx_slot.
         kv_unified: Whether all slots share one pool.
         cache_type_k: `--cache-type-k`.
         cache_type_v: `--cache-type-v`.
-        cache_ram_mib: `--cache-ram`, MiB of host RAM that keeps prompts; 0 switches it off.
+        cache_ram_mib: `--cache-ram`, MiB of host RAM that keeps prompts; 0 switches it off, -1 lifts the limit.
         slot_save: Whether slots can be erased, saved and restored (`--slot-save-path`, below the run's folder).
         host: Address to listen on.
         port: Port, or 0 for a free one.
+        api_key_file: File with the API keys that the server asks for, one a line; empty for none.
+        root: Folder that holds every file of every run.
         verbosity: `--verbosity`.
         flash_attn: `--flash-attn`: on, off or auto.
         n_gpu_layers: `--n-gpu-layers`, or None for the server's own default.
@@ -53,6 +78,7 @@ class Profile:
 
     name: str
     model: str
+    model_source: str = ""
     description: str = ""
     n_slots: int = 4
     n_ctx_slot: int = 8192
@@ -63,6 +89,8 @@ class Profile:
     slot_save: bool = True
     host: str = "127.0.0.1"
     port: int = 0
+    api_key_file: str = ""
+    root: str = "/tmp/llama-server"
     verbosity: int = 4
     flash_attn: str = "auto"
     n_gpu_layers: int | None = None
@@ -76,68 +104,215 @@ class Profile:
         return self.n_slots * self.n_ctx_slot
 
 
+@dataclass(frozen=True)
+class ProfileFile:
+    """One file of a profile.
+
+    Attributes:
+        place: What messages call it: its path, or `package:NAME.toml`.
+        layer: `package`, `user`, `project` or `file`.
+        text: What is in it.
+        folder: What relative paths in it start from; None for the package's, which start from the current folder.
+    """
+
+    place: str
+    layer: str
+    text: str
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class LoadedProfile:
+    """A profile with where it came from.
+
+    Attributes:
+        profile: The profile.
+        origins: For each key that was given anywhere: the place and line that won.
+        files: The files that it was laid together from, lowest first.
+    """
+
+    profile: Profile
+    origins: Mapping[str, str]
+    files: tuple[ProfileFile, ...]
+
+
+def user_folder() -> Path:
+    """Where the user's own profiles are."""
+    return Path(platformdirs.user_config_dir("llama-launch")) / "profiles"
+
+
 def profile_names() -> list[str]:
-    """Names of the profiles that ship with the package."""
-    folder = importlib.resources.files("llama_launch").joinpath("profiles")
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    """Names of all profiles: the package's, the user's and the project's."""
+    shipped = importlib.resources.files("llama_launch").joinpath("profiles")
+    names = {entry.name for entry in shipped.iterdir()}
+    for folder in (user_folder(), _project_folder()):
+        names |= {path.name for path in folder.glob("*.toml")} if folder else set()
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def profile_files(name: str) -> list[ProfileFile]:
+    """The files of that name, lowest layer first.
+
+    Raises:
+        ProfileError: A file cannot be read.
+    """
+    found = []
+    shipped = importlib.resources.files("llama_launch").joinpath(f"profiles/{name}.toml")
+    if shipped.is_file():
+        found.append(ProfileFile(f"package:{name}.toml", "package", shipped.read_text(encoding="utf-8"), None))
+    for layer, folder in (("user", user_folder()), ("project", _project_folder())):
+        path = folder / f"{name}.toml" if folder else None
+        if path is not None and path.is_file():
+            found.append(_read_file(path, layer))
+    return found
 
 
 def load_profile(name_or_path: str, overrides: Mapping[str, object] | None = None) -> Profile:
-    """A shipped profile by name, or one from a TOML file (anything with a `/` or ending in `.toml`).
+    """The profile of that name, or the one in a TOML file (anything with a `/` or ending in `.toml`).
 
     Args:
         name_or_path: Name or path.
-        overrides: Values that replace the file's; text is read as the field's type.
+        overrides: Values that replace the files'; text is read as the field's type.
 
     Raises:
-        ProfileError: There is no such profile, or a key or value is wrong.
+        ProfileError: There is no such profile, or a key or value is wrong; names the file and line.
     """
-    name, text = _read(name_or_path)
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{name_or_path}: not TOML: {error}") from error
-    values = {**values, **(overrides or {})}
+    return read_profile(name_or_path, overrides).profile
+
+
+def read_profile(name_or_path: str, overrides: Mapping[str, object] | None = None) -> LoadedProfile:
+    """`load_profile`, with the origin of every value.
+
+    Raises:
+        ProfileError: There is no such profile, or a key or value is wrong; names the file and line.
+    """
+    name, files = _with_bases(name_or_path, ())
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for file in files:
+        for key, value in _parsed(file).items():
+            if key != "extends":
+                place = f"{file.place}:{_line_of(file.text, key)}"
+                values[key], origins[key] = _absolute(file, key, _checked(place, key, value)), place
+    for key, value in (overrides or {}).items():
+        values[key], origins[key] = _checked("--set", key, value), "--set"
     values.setdefault("name", name)
     if "model" not in values:
-        raise ProfileError(f"{name_or_path}: 'model' is missing", hint='name a GGUF file: model = "PATH"')
-    checked: dict[str, Any] = {key: _checked(name_or_path, key, value) for key, value in values.items()}
-    return Profile(**checked)
+        raise ProfileError(f"{files[-1].place}: 'model' is missing", hint='name a GGUF file: model = "PATH"')
+    return LoadedProfile(Profile(**values), origins, tuple(files))
 
 
-def _read(name_or_path: str) -> tuple[str, str]:
-    if "/" in name_or_path or name_or_path.endswith(".toml"):
+def _with_bases(name_or_path: str, below: tuple[str, ...]) -> tuple[str, list[ProfileFile]]:
+    """The profile's name and its files, those that it extends first."""
+    if name_or_path in below:
+        raise ProfileError("profiles extend each other in a circle: " + " -> ".join([*below, name_or_path]))
+    name, files = _files(name_or_path)
+    bases: list[ProfileFile] = []
+    for file in files:
+        base = _parsed(file).get("extends")
+        if base is not None:
+            place = f"{file.place}:{_line_of(file.text, 'extends')}"
+            bases = _base_files(place, file, base, (*below, name_or_path))
+    return name, [*bases, *files]
+
+
+def _base_files(place: str, file: ProfileFile, base: object, below: tuple[str, ...]) -> list[ProfileFile]:
+    if not isinstance(base, str):
+        raise ProfileError(f"{place}: extends: {base!r} is not the name of a profile")
+    if _is_path(base) and file.folder is not None:
+        base = str(file.folder / Path(base).expanduser())
+    try:
+        return _with_bases(base, below)[1]
+    except ProfileError as error:
+        raise ProfileError(f"{place}: {error}", hint=error.hint) from error
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith(".toml")
+
+
+def _files(name_or_path: str) -> tuple[str, list[ProfileFile]]:
+    if _is_path(name_or_path):
         path = Path(name_or_path).expanduser()
-        try:
-            return path.stem, path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(f"{path}: {error}", hint="name a TOML file or a shipped profile") from error
-    if name_or_path not in profile_names():
-        close = difflib.get_close_matches(name_or_path, profile_names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "profiles: " + ", ".join(profile_names())
-        raise ProfileError(f"no profile is called {name_or_path!r}", hint=hint)
-    entry = importlib.resources.files("llama_launch").joinpath(f"profiles/{name_or_path}.toml")
-    return name_or_path, entry.read_text(encoding="utf-8")
+        return path.stem, [_read_file(path, "file")]
+    files = profile_files(name_or_path)
+    if not files:
+        raise ProfileError(
+            f"no profile is called {name_or_path!r}", hint=_closest(name_or_path, profile_names(), "profiles: ")
+        )
+    return name_or_path, files
+
+
+def _read_file(path: Path, layer: str) -> ProfileFile:
+    try:
+        return ProfileFile(str(path), layer, path.read_text(encoding="utf-8"), path.resolve().parent)
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{path}: not UTF-8 at byte {error.start}", hint="a profile is a TOML file") from error
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}", hint="name a TOML file or a profile") from error
+
+
+def _parsed(file: ProfileFile) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{file.place}: not TOML: {error}") from error
+
+
+def _line_of(text: str, key: str) -> int:
+    """Line of the key in a TOML text; a profile has no tables, so the first line that assigns it is the one."""
+    match = re.search(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*=|^[ \t]*\[+[ \t]*{re.escape(key)}\b", text, re.M)
+    return text.count("\n", 0, match.start()) + 1 if match else 1
+
+
+def _project_folder() -> Path | None:
+    here = Path.cwd()
+    return next(
+        (folder / PROJECT_FOLDER for folder in (here, *here.parents) if (folder / PROJECT_FOLDER).is_dir()), None
+    )
+
+
+def _absolute(file: ProfileFile, key: str, value: object) -> object:
+    """A path in a file starts from the file's folder."""
+    if key not in ("model", "api_key_file", "root") or not value or file.folder is None:
+        return value
+    return value if value == DEFAULT_MODEL else str(file.folder / Path(str(value)).expanduser())
 
 
 _TYPES: Mapping[str, Any] = typing.get_type_hints(Profile)
-_LIMITS = {"n_slots": (1, 256), "n_ctx_slot": (1, 2**31), "port": (0, 65535), "cache_ram_mib": (-1, 2**31)}
+_LIMITS = {
+    "n_slots": (1, 256),
+    "n_ctx_slot": (1, 2**31 - 1),
+    "port": (0, 65535),
+    "cache_ram_mib": (-1, 2**31 - 1),
+    "n_gpu_layers": (-2, 2**31 - 1),
+}
+_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_CHOICES = {"cache_type_k": _CACHE_TYPES, "cache_type_v": _CACHE_TYPES, "flash_attn": ("on", "off", "auto")}
 
 
-def _checked(source: str, key: str, value: object) -> object:
+def _checked(place: str, key: str, value: object) -> Any:
     """`value` as the type of the field `key`."""
     if key not in _TYPES:
-        close = difflib.get_close_matches(key, _TYPES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(_TYPES)
-        raise ProfileError(f"{source}: unknown key {key!r}", hint=hint)
+        raise ProfileError(f"{place}: unknown key {key!r}", hint=_closest(key, _TYPES, "known keys: "))
     try:
         converted = _CONVERSIONS[_plain_type(_TYPES[key])](value)
     except (TypeError, ValueError) as error:
-        raise ProfileError(f"{source}: {key}: {value!r} is not {error}") from error
+        raise ProfileError(f"{place}: {key}: {value!r} is not {error}") from error
     low, high = _LIMITS.get(key, (None, None))
     if isinstance(converted, int) and low is not None and high is not None and not low <= converted <= high:
-        raise ProfileError(f"{source}: {key}: {converted} is not between {low} and {high}")
+        raise ProfileError(f"{place}: {key}: {converted} is not between {low} and {high}")
+    if key in _CHOICES and converted not in _CHOICES[key]:
+        raise ProfileError(
+            f"{place}: {key}: unknown value {converted!r}", hint=_closest(str(converted), _CHOICES[key], "one of ")
+        )
     return converted
+
+
+def _closest(word: str, known: typing.Iterable[str], label: str) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else label + ", ".join(known)
 
 
 def _plain_type(hint: Any) -> type:
@@ -172,7 +347,9 @@ def _as_text(value: object) -> str:
 
 
 def _as_flags(value: object) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple):
+    if isinstance(value, str):
+        return tuple(shlex.split(value))
+    if not isinstance(value, list | tuple):
         raise TypeError("a list of flags")
     return tuple(_as_text(item) for item in value)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -21,15 +21,16 @@ from typing import Literal
 
 import vram_report
 
-from llama_launch.client import Client
+from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.embedded import embedded_argv, embedded_version
-from llama_launch.errors import ModelError, ServerStartError, ServerUnreachable
-from llama_launch.flags import server_argv
+from llama_launch.errors import FlagsRefused, ServerStartError, ServerUnreachable
+from llama_launch.flags import check_flags, read_help, server_argv
 from llama_launch.leash import leashed
+from llama_launch.preflight import check_port, existing_model, free_port, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
 
-__all__ = ["Backend", "RunningServer", "find_llama_server", "start_server"]
+__all__ = ["Backend", "RunningServer", "find_llama_server", "planned_argv", "start_server"]
 
 Backend = Literal["auto", "embedded", "external"]
 
@@ -38,6 +39,8 @@ _POLL_S = 0.05
 _PROGRESS_EVERY_S = 2.0
 _READY = re.compile(rb"listening on http|all slots are idle|embedded server at")
 _ERROR_LINE = re.compile(r"^(?:[\d.]+ )?E |error|failed|out of memory|invalid", re.IGNORECASE)
+_PORT_TAKEN = re.compile(rb"couldn't bind (?:HTTP )?server socket|[Aa]ddress already in use")
+_PORT_ATTEMPTS = 3
 # What a start is doing, by the last of these that the log holds.
 _STAGES = (
     ("starting", re.compile(rb"")),
@@ -45,6 +48,10 @@ _STAGES = (
     ("making the context", re.compile(rb"constructing llama_context")),
     ("warming up", re.compile(rb"warming up the model")),
 )
+
+
+class _PortTaken(ServerStartError):
+    """Another program took the port between the choice and the start."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +114,15 @@ class RunningServer:
 
 
 def find_llama_server() -> Path | None:
-    """The external server: $LLAMA_SERVER, else `llama-server` on PATH, else None."""
-    found = shutil.which(os.environ.get("LLAMA_SERVER") or "llama-server")
+    """The external server: $LLAMA_SERVER, else `llama-server` on PATH, else None.
+
+    Raises:
+        ServerStartError: $LLAMA_SERVER names no program.
+    """
+    named = os.environ.get("LLAMA_SERVER")
+    found = shutil.which(named or "llama-server")
+    if named and not found:
+        raise ServerStartError(f"LLAMA_SERVER={named}: no such program", hint="correct it, or unset it")
     return Path(found).absolute() if found else None
 
 
@@ -131,25 +145,59 @@ def start_server(
 
     Raises:
         ModelError: There is no model file.
+        FlagsRefused: The installed server does not take a flag of the profile.
         ServerStartError: No server is installed, or it did not become ready; names the cause and the log.
     """
     say = progress or (lambda line: None)
     choice = _choose(backend, say)
-    model = fetch_default_model(say) if profile.model == DEFAULT_MODEL else _existing(Path(profile.model).expanduser())
-    run_dir.mkdir(parents=True, exist_ok=True)
-    slot_save_path = _folder(run_dir / "slots") if profile.slot_save else None
-    port = profile.port or _free_port(profile.host)
-    if choice.executable is not None:
-        argv = server_argv(choice.executable, profile, model=model, port=port, slot_save_path=slot_save_path)
-    else:
-        argv = embedded_argv(profile, model=model, port=port, slot_save_path=slot_save_path)
-    url = f"http://{profile.host}:{port}"
+    model = _model(profile, say)
+    writable_folder(run_dir)
+    if profile.port:
+        check_port(profile.host, profile.port)
+    for attempt in range(1 if profile.port else _PORT_ATTEMPTS):
+        port = profile.port or free_port(profile.host)
+        try:
+            return _start(choice, profile, model, port, run_dir, say, timeout_s)
+        except _PortTaken as taken:
+            error = taken
+            say(f"port {port} was taken by another program meanwhile (attempt {attempt + 1})")
+    raise error
+
+
+def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
+    """The command line that `start_server` would run, with stand-ins for what only a start knows.
+
+    Raises:
+        FlagsRefused: The installed server does not take these flags.
+        ServerStartError: No server is installed.
+    """
+    choice = _choose(backend, lambda line: None)
+    name = "DEFAULT-MODEL.gguf" if profile.model == DEFAULT_MODEL else profile.model
+    slots = Path(profile.root) / "RUN" / "slots" if profile.slot_save else None
+    argv = _command(choice, profile, Path(name).expanduser(), profile.port or 8080, slots)
+    _check_flags(choice, argv)
+    return argv
+
+
+def _start(
+    choice: _Choice,
+    profile: Profile,
+    model: Path,
+    port: int,
+    run_dir: Path,
+    say: Callable[[str], None],
+    timeout_s: float,
+) -> RunningServer:
+    slot_save_path = writable_folder(run_dir / "slots") if profile.slot_save else None
+    argv = _command(choice, profile, model, port, slot_save_path)
+    _check_flags(choice, argv)
+    client = Client(f"http://{_in_url(profile.host)}:{port}", api_key=_api_key(profile))
     log_path = run_dir / "server.log"
     version = choice.version or "of unknown version"
     say(f"starting {choice.kind} server {version} with {model.name}, {profile.n_slots} slots, log {log_path}")
-    process, leash_fd = _spawn(argv, log_path)
+    process, leash_fd = _spawn(argv, log_path, f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n")
     server = RunningServer(
-        url, process.pid, log_path, choice.kind, choice.version, profile, model, Client(url), process, leash_fd
+        client.base_url, process.pid, log_path, choice.kind, choice.version, profile, model, client, process, leash_fd
     )
     try:
         _wait_until_ready(server, say, timeout_s)
@@ -157,6 +205,40 @@ def start_server(
         server.stop()
         raise
     return server
+
+
+def _command(choice: _Choice, profile: Profile, model: Path, port: int, slot_save_path: Path | None) -> list[str]:
+    if choice.executable is not None:
+        return server_argv(choice.executable, profile, model=model, port=port, slot_save_path=slot_save_path)
+    return embedded_argv(profile, model=model, port=port, slot_save_path=slot_save_path)
+
+
+def _check_flags(choice: _Choice, argv: list[str]) -> None:
+    """Hold the command line against the external server's own help; one that prints none is not checked."""
+    known = {} if choice.executable is None else read_help(_said_by(choice.executable, "--help"))
+    problems = check_flags(argv[1:], known) if known else []
+    if problems:
+        raise FlagsRefused(
+            f"{choice.executable}: " + "; ".join(problem.message for problem in problems),
+            flags=tuple(problem.flag for problem in problems),
+            hint="; ".join(problem.hint for problem in problems),
+        )
+
+
+def _model(profile: Profile, say: Callable[[str], None]) -> Path:
+    if profile.model == DEFAULT_MODEL:
+        return fetch_default_model(say)
+    return existing_model(Path(profile.model).expanduser(), profile.model_source)
+
+
+def _api_key(profile: Profile) -> str | None:
+    return read_api_keys(Path(profile.api_key_file))[0] if profile.api_key_file else None
+
+
+def _in_url(host: str) -> str:
+    """The host as an address to call: a server that listens everywhere is called on the loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _choose(backend: Backend, say: Callable[[str], None]) -> _Choice:
@@ -177,35 +259,28 @@ def _choose(backend: Backend, say: Callable[[str], None]) -> _Choice:
 
 
 def _external_version(executable: Path) -> str | None:
+    """One line: what `--version` says of the version, without its label and its compiler."""
+    match = re.search(r"^version: *(.+)$", _said_by(executable, "--version"), re.MULTILINE)
+    return _printable(match.group(1).strip()) if match else None
+
+
+def _said_by(executable: Path, flag: str) -> str:
     try:
-        done = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [executable, flag], stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "version" in line]
-    return lines[0] if lines else None
+        return ""
+    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
 
 
-def _existing(model: Path) -> Path:
-    if not model.is_file():
-        raise ModelError(f"{model}: no such model file", hint="name another: --set model=PATH")
-    return model.absolute()
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _spawn(argv: list[str], log_path: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _spawn(argv: list[str], log_path: Path, header: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start `argv` on a leash, in a session of its own; returns it and the end of the pipe to hold."""
     read_fd, write_fd = os.pipe()
     try:
         with log_path.open("wb") as log:
+            log.write(header.encode("utf-8", "surrogateescape"))
+            log.flush()
             process = subprocess.Popen(
                 leashed(argv, read_fd, _GRACE_S),
                 stdin=subprocess.DEVNULL,
@@ -237,8 +312,11 @@ def _release(process: subprocess.Popen[bytes], leash_fd: int | None) -> None:
 def _wait_until_ready(server: RunningServer, say: Callable[[str], None], timeout_s: float) -> None:
     started = said = time.monotonic()
     while True:
+        is_alive = server.is_alive()
         log = server.log_path.read_bytes()
-        if not server.is_alive():
+        if not is_alive:
+            if _PORT_TAKEN.search(log):
+                raise _PortTaken(f"port {server.url.rpartition(':')[2]} is in use", log_path=server.log_path)
             raise _start_error(server, f"the server ended with status {server.wait()}", log)
         if _READY.search(log) and _is_healthy(server.client):
             say(f"ready at {server.url} after {time.monotonic() - started:.1f} s")
@@ -277,7 +355,12 @@ def _failure_in(log_path: Path) -> str | None:
 
 def _last_error(log: bytes) -> str:
     """The last line of the log that looks like an error, else its last line; control characters visible."""
-    lines = [line for line in log.decode("utf-8", "replace").splitlines() if line.strip()]
+    text = log.decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("# ")]
     errors = [line for line in lines if _ERROR_LINE.search(line)]
     chosen = (errors or lines or ["it said nothing"])[-1].strip()
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in chosen)[:400]
+    return _printable(chosen)[:400]
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,160 @@
+"""`llama-launch profile`: what profiles there are, what they set and why, and how to begin one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from llama_launch.errors import ProfileError
+from llama_launch.flags import profile_flags
+from llama_launch.preflight import footguns
+from llama_launch.profile import (
+    DEFAULT_PROFILE,
+    PROJECT_FOLDER,
+    LoadedProfile,
+    load_profile,
+    profile_files,
+    profile_names,
+    read_profile,
+    user_folder,
+)
+from llama_launch.serve_cli import add_overrides, loaded_profile
+from llama_launch.server import planned_argv
+from llama_launch.tables import boxed
+
+__all__ = ["add"]
+
+_EXAMPLES = """\
+examples:
+  llama-launch profile list
+  llama-launch profile show gpt-oss-20b --explain
+  llama-launch profile check my.toml            values, and flags against the installed server
+  llama-launch profile new gpt-oss-20b          your own values over the shipped ones
+  llama-launch profile new fast --extends gpt-oss-20b --project
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's arguments."""
+    command = commands.add_parser(
+        "profile",
+        help="list, show, check and begin profiles",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="all profiles and where they come from")
+    listing.add_argument("--format", choices=("table", "json"), default="table")
+    listing.set_defaults(command=_list)
+    show = actions.add_parser("show", help="the values of one profile")
+    show.add_argument("profile", nargs="?", default=DEFAULT_PROFILE, help="name or TOML file (%(default)s)")
+    show.add_argument("--explain", action="store_true", help="say for each flag why it is there")
+    show.add_argument("--format", choices=("table", "json"), default="table")
+    add_overrides(show)
+    show.set_defaults(command=_show)
+    check = actions.add_parser("check", help="check a profile, and its flags against the installed server")
+    check.add_argument("profile", nargs="?", default=DEFAULT_PROFILE, help="name or TOML file (%(default)s)")
+    check.add_argument("--backend", choices=("auto", "embedded", "external"), default="auto")
+    add_overrides(check)
+    check.set_defaults(command=_check)
+    new = actions.add_parser("new", help="begin a profile of your own")
+    new.add_argument("name", help="its name; that of a shipped profile lays yours over it")
+    new.add_argument("--extends", metavar="PROFILE", help="the profile that it builds on")
+    new.add_argument("--project", action="store_true", help=f"in ./{PROJECT_FOLDER} instead of your own folder")
+    new.set_defaults(command=_new)
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows = [_listed(name) for name in profile_names()]
+    if options.format == "json":
+        print(json.dumps([dict(zip(_LIST_COLUMNS, row, strict=True)) for row in rows], indent=2))
+    else:
+        print(boxed(_LIST_COLUMNS, rows, max_width=70))
+    return 0
+
+
+_LIST_COLUMNS = ("profile", "from", "description")
+
+
+def _listed(name: str) -> list[str]:
+    """A wrong profile is listed with what is wrong, so that one bad file hides no other."""
+    try:
+        layers = [file.layer for file in profile_files(name)]
+        return [name, " + ".join(layers), load_profile(name).description]
+    except ProfileError as error:
+        return [name, "", f"error: {error}"]
+
+
+def _show(options: argparse.Namespace) -> int:
+    loaded = loaded_profile(options)
+    values = {**dataclasses.asdict(loaded.profile), "n_ctx": loaded.profile.n_ctx}
+    if options.format == "json":
+        print(json.dumps({"profile": values, "origins": dict(loaded.origins)}, indent=2))
+    elif options.explain:
+        print(_explained(loaded))
+    else:
+        rows = [[key, _shown(value), loaded.origins.get(key, "default")] for key, value in values.items()]
+        rows = [[key, value, "n_slots x n_ctx_slot" if key == "n_ctx" else origin] for key, value, origin in rows]
+        print(boxed(["key", "value", "from"], rows, max_width=70))
+    return 0
+
+
+def _explained(loaded: LoadedProfile) -> str:
+    flags = profile_flags(loaded.profile)
+    rows = [[" ".join(flag.words), flag.why, loaded.origins.get(flag.key, "default")] for flag in flags]
+    return boxed(["flag", "why", "from"], rows, max_width=60)
+
+
+def _shown(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _check(options: argparse.Namespace) -> int:
+    profile = loaded_profile(options).profile
+    planned_argv(profile, options.backend)
+    found = footguns(profile)
+    for footgun in found:
+        print(f"warning: {footgun.message} [{footgun.code}]")
+    print(f"{profile.name}: {'usable, with warnings' if found else 'no fault found'}")
+    return 0
+
+
+_TEMPLATE = """\
+# {headline}
+# All keys: llama-launch profile show {name}. Why each flag is there: add --explain.
+{extends}description = {description}
+model = {model}
+n_slots = {n_slots}
+# The context is n_slots x n_ctx_slot tokens.
+n_ctx_slot = {n_ctx_slot}
+"""
+
+
+def _new(options: argparse.Namespace) -> int:
+    if Path(options.name).name != options.name or options.name.startswith("."):
+        raise ProfileError(f"{options.name!r} is not a name", hint="give a plain name, such as `fast`")
+    path = (Path(PROJECT_FOLDER) if options.project else user_folder()) / f"{options.name}.toml"
+    known = options.name in profile_names()
+    base = read_profile(options.extends or (options.name if known else DEFAULT_PROFILE)).profile
+    extends = options.extends or (None if known else DEFAULT_PROFILE)
+    text = _TEMPLATE.format(
+        headline=f"Laid over {options.name}, key by key." if known else f"Builds on {extends}.",
+        extends=f'extends = "{extends}"\n' if extends else "",
+        name=options.name,
+        description=json.dumps(base.description),
+        model=json.dumps(base.model),
+        n_slots=base.n_slots,
+        n_ctx_slot=base.n_ctx_slot,
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as error:
+        raise ProfileError(f"{path} is there already", hint="edit it, or remove it first") from error
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}") from error
+    print(path)
+    return 0
