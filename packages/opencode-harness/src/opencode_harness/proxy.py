@@ -117,7 +117,8 @@ class Exchange:
         agent_path: Agents from the main one down to the one that asked.
         request: The request's body.
         started_s: When the request had arrived.
-        first_byte_s: When the answer's first byte of body was there, or None.
+        first_byte_s: When the answer's first byte of body was there, or None; a server's keep-alive
+            comment counts, so this is not the time to the first token.
         ended_s: When the exchange was over, or None while it is open.
         status: HTTP status that was answered, or None before.
         scripted: Whether the proxy answered itself.
