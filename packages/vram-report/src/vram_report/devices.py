@@ -23,7 +23,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     (r"^CPU$", "cpu"),
     (r"^RPC", "rpc"),
     (r"^(?:BLAS|AMX|CANN|HTP|OPENVINO)", "accel"),
-    (r"^(?:CUDA|ROCm|MUSA|Vulkan|SYCL|Metal|MTL|OpenCL|WebGPU|Meta)", "gpu"),
+    (r"^(?:CUDA|ROCm|MUSA|Vulkan|SYCL|Metal|MTL|OpenCL|GPUOpenCL|WebGPU|Meta|VRAM)", "gpu"),
 )
 
 
@@ -35,7 +35,10 @@ def owner(buffer: str, devices: Mapping[str, DeviceFacts]) -> str:
     if match:
         named = [name for name, facts in devices.items() if facts.desc == match["endpoint"] and name.startswith("RPC")]
         return named[0] if named else buffer
-    return SUFFIX.sub("", buffer)
+    name = SUFFIX.sub("", buffer)
+    if name in devices:
+        return name
+    return next((known for known in (f"{name}0", f"GPU{name}") if known in devices), name)
 
 
 def device_kind(name: str, uma: bool = False) -> str:
@@ -76,10 +79,19 @@ def build_devices(run: RunFacts, buffers: list[Buffer]) -> list[Device]:
     facts = merged_devices(run, (buffer.buffer for buffer in buffers))
     table = _table(run, bool(buffers))
     rows = _table_rows(table)
+    projections = _table_rows(next((t for t in run.tables if not t.measured), None))
     names = {*facts, *(buffer.device for buffer in buffers), *rows}
     spread = {SPREAD_STEM.sub("", b.buffer) for b in buffers if SPREAD.search(b.buffer)}
     return [
-        _device(name, facts.get(name), [b for b in buffers if b.device == name], rows.get(name), table, spread)
+        _device(
+            name,
+            facts.get(name),
+            [b for b in buffers if b.device == name],
+            rows.get(name),
+            table,
+            spread,
+            projections.get(name, {}).get("free"),
+        )
         for name in sorted(names, key=device_order)
     ]
 
@@ -122,6 +134,7 @@ def _device(
     row: dict[str, float] | None,
     table: BreakdownTable | None,
     spread: set[str],
+    projected_free: float | None,
 ) -> Device:
     row = row or {}
     parts = {kind: _sum(buffers, kind) for kind in ("weights", "kv", "recurrent", "compute", "output", "other")}
@@ -131,7 +144,7 @@ def _device(
     unknowable = shares and device_kind(name) in ("gpu", "igpu")
     used, used_basis = _used(name, buffers, row, table, unknowable)
     total = facts.total if facts and facts.total is not None else row.get("total")
-    free = _free_before(facts, row, table)
+    free = _free_before(facts, projected_free, row if not buffers else {})
     after, after_basis = _free_after(name, free, used, used_basis, row, table)
     return Device(
         name=name,
@@ -167,12 +180,9 @@ def _used(
     return None, None
 
 
-def _free_before(facts: DeviceFacts | None, row: dict[str, float], table: BreakdownTable | None) -> float | None:
-    if facts and facts.free_before is not None:
-        return facts.free_before
-    if facts and facts.free_info is not None:
-        return facts.free_info
-    return row.get("free")
+def _free_before(facts: DeviceFacts | None, projected_free: float | None, row_alone: dict[str, float]) -> float | None:
+    printed = [facts.free_before, facts.free_info] if facts else []
+    return next((free for free in (*printed, projected_free, row_alone.get("free")) if free is not None), None)
 
 
 def _free_after(

@@ -90,7 +90,11 @@ _DEVICES = (
         r"Device (?P<index>\d+): (?P<desc>[^,\n]+), gfx\S+ \(0x[0-9a-f]+\)(?:, VMM: (?:yes|no))?"
         r"(?:, Wave Size: \d+)?(?:, VRAM: (?P<total>\d+) MiB)?",
     ),
-    _row("vulkan_device", "ggml_vulkan: ", r"ggml_vulkan: (?P<index>\d+) = (?P<desc>.+?) \(.*\| uma: (?P<uma>[01])"),
+    _row(
+        "vulkan_device",
+        "ggml_vulkan: ",
+        r"ggml_vulkan: (?P<index>\d+) = (?P<desc>.+) \([^()|]*\) \| uma: (?P<uma>[01])",
+    ),
     _row("metal_name", "GPU name: ", r"GPU name: +(?P<name>\S.*?)\s*$"),
     _row("metal_found", "ggml_metal_init: found device: ", r"found device: (?P<desc>\S.*?)\s*$"),
     _row(
@@ -179,7 +183,8 @@ _WEIGHTS = (
     ),
     _row("compute_total", "compute buffer total size", rf"compute buffer total size += +(?P<mib>{MIB}) M", "b1041"),
     _row("mem_required", "mem required ", rf"mem required += +(?P<mib>{MIB}) M", "b670"),
-    _row("vram_used", "VRAM used", rf"VRAM used: +(?P<mib>{MIB}) M", "b670"),
+    _row("vram_used", "VRAM used", rf"(?<!total )VRAM used: +(?P<mib>{MIB}) M", "b1041"),
+    _row("vram_total", "total VRAM used", r"total VRAM used: +(?P<mib>\d+(?:\.\d+)?) MB", "b670"),
     _row(
         "realloc",
         "reallocating ",
@@ -199,6 +204,7 @@ _CONTEXT = (
         _row("ctx", f"{fn}: ", rf"{fn}: (?P<key>{_CONTEXT_KEYS}) += (?P<value>[\w.+-]+){END}")
         for fn in ("llama_context", "llama_init_from_model", "llama_new_context_with_model")
     ),
+    _row("host_app", " source=", r"^time=\S+ level=\w+ source=\S+ msg="),
     _row("ik_mark", "fused_moe", r"fused_moe += \d", "", "ik_llama.cpp"),
     _row("ik_mark", "mla_attn", r"mla_attn += \d", "", "ik_llama.cpp"),
     _row("ik_mark", "buffer type overriden", r"buffer type overriden", "", "ik_llama.cpp"),
@@ -211,8 +217,8 @@ _CONTEXT = (
     _row(
         "creating",
         "creating ",
-        r"creating +(?P<what>non-SWA|SWA|main|indexer|DSA|DSV4 [\w -]+?) KV cache"
-        r"(?:, size = (?P<cells>\d+) cells)?",
+        r"creating +(?P<what>non-SWA|SWA|main|indexer|DSA|DSV4 [\w -]+?)(?: KV cache)?"
+        r"(?:, size = (?P<cells>\d+) cells|(?<= KV cache)|\s*$)",
         "b5429",
     ),
     _row(
@@ -319,18 +325,26 @@ _FIT = (
         r"(?P<fn>\w+): (?:\| )?memory breakdown(?: \[MiB\]|:)",
         "b6569",
     ),
-    _row(
-        "table_device",
-        "|   - ",
-        r"\|   - (?P<name>[^|(]+?)(?: \((?P<desc>.*)\))? +\| *(?P<total>\d+) = *(?P<free>\d+) \+ \( *(?P<self>\d+) = *"
-        r"(?P<model>\d+) \+ *(?P<context>\d+) \+ *(?P<compute>\d+)\) \+ *(?P<unaccounted>-?\d+) *\|",
-        "b6569",
-    ),
-    _row(
-        "table_host",
-        "|   - ",
-        r"\|   - (?P<name>[^|]+?) +\| +(?P<self>\d+) = *(?P<model>\d+) \+ *(?P<context>\d+) \+ *(?P<compute>\d+) +\|",
-        "b6569",
+    *(
+        _row(
+            kind,
+            "_breakdown_print: ",
+            rf"breakdown_print: \| +- {name} +\| {columns}",
+            "b6569",
+        )
+        for kind, name, columns in (
+            (
+                "table_device",
+                r"(?P<name>[^|(]+?)(?: \((?P<desc>.*)\))?",
+                r"*(?P<total>\d+) = *(?P<free>\d+) \+ \( *(?P<self>\d+) = *(?P<model>\d+) \+ *(?P<context>\d+) \+ *"
+                r"(?P<compute>\d+)\) \+ *(?P<unaccounted>-?\d+) *\|",
+            ),
+            (
+                "table_host",
+                r"(?P<name>[^|]+?)",
+                r"+(?P<self>\d+) = *(?P<model>\d+) \+ *(?P<context>\d+) \+ *(?P<compute>\d+) +\|",
+            ),
+        )
     ),
     _row(
         "table_device",

@@ -125,6 +125,8 @@ def _style(row: LineFormat, clock_s: float | None) -> str:
 def _unwrap(line: str) -> tuple[str | None, str]:
     """Strip wrappers, outermost first; returns the router child's port and the rest."""
     text = ANSI.sub("", line.rstrip("\r\n").replace("\0", "").replace("\u00a0", " "))
+    if "&" in text:
+        text = text.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")
     port = None
     stripping = True
     while stripping:

@@ -94,7 +94,8 @@ def build_run(facts: RunFacts, margin_mib: float) -> Run:
 
 def _build(facts: RunFacts) -> Build:
     number, commit = facts.build or (None, None)
-    return Build(number, commit, "ik_llama.cpp" if facts.is_ik else "llama.cpp")
+    flavor = "ik_llama.cpp" if facts.is_ik else "other" if facts.is_other else "llama.cpp"
+    return Build(number, commit, flavor)
 
 
 def _outcome(facts: RunFacts) -> str:
@@ -109,8 +110,15 @@ def _failure(facts: RunFacts) -> Failure | None:
         return None
     device = owner(failure.buffer, facts.devices) if failure.buffer else None
     if device is None and failure.device_index is not None:
-        device = f"{facts.backend or 'device '}{failure.device_index}"
+        device = _indexed_device(facts, failure.device_index)
     return Failure(failure.kind, failure.message, failure.line, device, failure.requested_mib)
+
+
+def _indexed_device(facts: RunFacts, index: int) -> str:
+    if facts.backend:
+        return f"{facts.backend}{index}"
+    named = [name for name in facts.devices if re.fullmatch(rf"(?:CUDA|ROCm|MUSA|CANN|SYCL){index}", name)]
+    return named[0] if len(named) == 1 else f"device {index}"
 
 
 def _target(facts: RunFacts) -> LoadFacts | None:
@@ -442,10 +450,40 @@ def _all_buffers(facts: RunFacts, loads: list[LoadFacts], devices: Mapping[str, 
         for context in load.contexts:
             if not context.is_probe:
                 yield from _context_buffers(context, devices)
+    yield from _unnamed_buffers(facts, loads)
     if facts.clip_size and facts.clip_size.buffer:
         yield buffer("weights", facts.clip_size.buffer, "mmproj", facts.clip_size.mib, facts.clip_size.line)
     for entry in facts.clip_compute.values():
         yield buffer("compute", entry.buffer, "mmproj", entry.mib, entry.line)
+
+
+UNNAMED_TOTALS = (
+    ("mem_required", "weights", "CPU"),
+    ("vram_used", "weights", "VRAM"),
+    ("compute_total", "compute", "total"),
+)
+"""Builds before b1843 print sums without a buffer's name: the fact, its kind, and the name used for it."""
+
+
+def _unnamed_buffers(facts: RunFacts, loads: list[LoadFacts]) -> Iterable[Buffer]:
+    if any(load.weights for load in loads):
+        return
+    for fact, kind, name in UNNAMED_TOTALS:
+        entry = facts.mem_total.get(fact)
+        if entry is not None:
+            yield Buffer(kind, name, _unnamed_owner(facts, name), "model", None, entry.mib, entry.line)
+    for context in (context for load in loads for context in load.contexts):
+        named = any(cache.buffers for cache in context.caches) or context.device_kv
+        if context.kv_self and context.kv_self_line and not named:
+            mib = float(context.kv_self["mib"] or 0)
+            yield Buffer("kv", "total", "unknown", context.role, "full", mib, context.kv_self_line)
+
+
+def _unnamed_owner(facts: RunFacts, name: str) -> str:
+    listed = [device for device in facts.devices if device != "CPU"]
+    if name == "VRAM":
+        return listed[0] if len(listed) == 1 else name
+    return "unknown" if name == "total" else name
 
 
 def _context_buffers(context: ContextFacts, devices: Mapping[str, DeviceFacts]) -> Iterable[Buffer]:
@@ -459,7 +497,7 @@ def _context_buffers(context: ContextFacts, devices: Mapping[str, DeviceFacts]) 
             if entry.mib > 0 and not (split and entry.buffer.endswith("_Split")):
                 yield Buffer(kind, entry.buffer, owner(entry.buffer, devices), role, part, entry.mib, entry.line)
     for index, mib, line in context.device_kv:
-        yield Buffer("kv", f"CUDA{index}", f"CUDA{index}", role, "full", mib, line)
+        yield Buffer("kv", f"CUDA{index}", f"CUDA{index}", role, "full", mib, line)  # a fork of CUDA machines only
     groups = (("compute", context.compute), ("output", context.output), ("other", context.inputs))
     for kind, entries in groups:
         for entry in entries.values():

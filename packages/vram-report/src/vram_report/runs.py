@@ -81,6 +81,7 @@ class ContextFacts:
     output: dict[str, Entry] = field(default_factory=dict)
     inputs: dict[str, Entry] = field(default_factory=dict)
     kv_self: Mapping[str, str | None] | None = None
+    kv_self_line: int | None = None
     kv_size: Mapping[str, str | None] | None = None
     indexer_mib: float | None = None
     device_kv: list[tuple[int, float, int]] = field(default_factory=list)
@@ -163,6 +164,7 @@ class RunFacts:
     style: str = "unknown"
     build: tuple[int | None, str | None] | None = None
     is_ik: bool = False
+    is_other: bool = False
     is_router: bool = False
     substance: bool = False
     devices: dict[str, DeviceFacts] = field(default_factory=dict)
@@ -414,6 +416,8 @@ def _on_buffer(run: RunFacts, record: Record, fields: Fields) -> None:
         run.clip_compute[entry.buffer] = entry
     elif what in ("compute", "output", "input"):
         _named(run.context(), what)[entry.buffer] = entry
+    elif what.startswith("DSV4"):
+        run.context().caches.append(CacheFacts(what=what, buffers=[entry]))
     else:
         run.cache(recurrent=what == "RS").buffers.append(entry)
 
@@ -475,7 +479,8 @@ def _on_cache(run: RunFacts, record: Record, fields: Fields) -> None:
 
 
 def _on_kv_self(run: RunFacts, record: Record, fields: Fields) -> None:
-    run.context().kv_self = fields
+    context = run.context()
+    context.kv_self, context.kv_self_line = fields, record.line
 
 
 def _on_kv_size(run: RunFacts, record: Record, fields: Fields) -> None:
@@ -495,6 +500,10 @@ def _on_ik(run: RunFacts, record: Record, fields: Fields) -> None:
     run.is_ik = True
 
 
+def _on_host_app(run: RunFacts, record: Record, fields: Fields) -> None:
+    run.is_other = True
+
+
 def _on_context_flag(run: RunFacts, record: Record, fields: Fields) -> None:
     context = run.context()
     if record.kind == "swa_full":
@@ -510,13 +519,12 @@ def _on_context_flag(run: RunFacts, record: Record, fields: Fields) -> None:
 
 
 def _on_train_warning(run: RunFacts, record: Record, fields: Fields) -> None:
-    if not run.in_fit:
-        run.train_warning = fields
+    run.train_warning = fields
 
 
 def _on_slots(run: RunFacts, record: Record, fields: Fields) -> None:
     run.slots = fields
-    run.failure = None
+    run.failure, run.in_fit = None, False
 
 
 def _on_slot(run: RunFacts, record: Record, fields: Fields) -> None:
@@ -577,7 +585,7 @@ def _on_state(run: RunFacts, record: Record, fields: Fields) -> None:
     has_model = run.loaded or run.slots is not None or any(_complete(load) for load in run.loads)
     is_ready = record.kind == "ready" or (run.listening and has_model)
     if is_ready and run.ready_line is None:
-        run.ready_line, run.failure = record.line, None
+        run.ready_line, run.failure, run.in_fit = record.line, None, False
 
 
 def _on_router(run: RunFacts, record: Record, fields: Fields) -> None:
@@ -659,7 +667,7 @@ HANDLERS: dict[str, Handler] = {
     "router_meta": _on_router_meta,
     "offloaded": _on_offloaded,
     "buffer": _on_buffer,
-    **dict.fromkeys(("compute_total", "mem_required", "vram_used"), _on_total),
+    **dict.fromkeys(("compute_total", "mem_required", "vram_used", "vram_total"), _on_total),
     "realloc": _on_realloc,
     **dict.fromkeys(("clip_device", "clip_size"), _on_clip),
     "multimodal": _ignore,
@@ -673,6 +681,7 @@ HANDLERS: dict[str, Handler] = {
     "ik_device_mib": _on_device_mib,
     **dict.fromkeys(("ik_mark", "kv_per_device"), _on_ik),
     **dict.fromkeys(("swa_full", "flash", "flash_off", "graph_splits", "pipeline"), _on_context_flag),
+    "host_app": _on_host_app,
     "train_warning": _on_train_warning,
     "slots": _on_slots,
     "slot": _on_slot,
