@@ -98,6 +98,14 @@ def test_a_cold_start_needs_proof(served: tuple[ServedAnswer, ...], message: str
     assert evaluate([Expectation("cold_start", True, 1)], EVIDENCE) == ()
 
 
+def test_a_cold_start_must_show_in_the_slots_where_the_server_tells_of_them() -> None:
+    expectation = Expectation("cold_start", True, 1)
+    held = dataclasses.replace(EVIDENCE, slot_tokens={0: 0, 3: 2243})
+    assert evaluate([expectation], held) == ()
+    (failure,) = evaluate([expectation], dataclasses.replace(EVIDENCE, slot_tokens={0: 0, 3: 12}))
+    assert "no slot holds the 2206 tokens" in failure.message
+
+
 def test_permissions_are_compared_in_order() -> None:
     asked = (PermissionAsked("external_directory", "[]"), PermissionAsked("bash", "[]"))
     evidence = dataclasses.replace(EVIDENCE, asked=asked)

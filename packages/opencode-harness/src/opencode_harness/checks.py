@@ -59,6 +59,7 @@ class Evidence:
         asked: Permissions asked for.
         tools: Tool results, in the order in which they were reported.
         served: Main requests that the real server answered, in order.
+        slot_tokens: Prompt tokens that each slot holds after the turn; None when the server does not tell.
     """
 
     stdout: str
@@ -70,6 +71,7 @@ class Evidence:
     asked: tuple[PermissionAsked, ...]
     tools: tuple[ToolOutcome, ...]
     served: tuple[ServedAnswer, ...]
+    slot_tokens: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,11 @@ def _cold_start(value: Any, evidence: Evidence) -> str | None:
             f"the server reused {first.cache_n} cached tokens and computed {first.prompt_n}; "
             "start it with --cache-ram 0 and a slot-save path, so that erased slots stay empty"
         )
-    return None if first.prompt_n else "the server computed no prompt token"
+    if not first.prompt_n:
+        return "the server computed no prompt token"
+    if evidence.slot_tokens is not None and max(evidence.slot_tokens.values(), default=0) < first.prompt_n:
+        return f"no slot holds the {first.prompt_n} tokens of this prompt afterwards: {dict(evidence.slot_tokens)}"
+    return None
 
 
 _CHECKS: Mapping[str, Callable[[Any, Evidence], str | None]] = {

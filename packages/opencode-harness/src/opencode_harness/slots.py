@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llama_launch import Client, LlamaLaunchError
 
-__all__ = ["SlotFlush", "flush_slots"]
+__all__ = ["SlotFlush", "flush_slots", "slot_tokens"]
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,14 @@ def flush_slots(client: Client) -> SlotFlush:
     except LlamaLaunchError as error:
         return SlotFlush(erased, f"KV cache not flushed: {error}")
     return SlotFlush(erased, None if erased else "KV cache not flushed: the server reports no slots")
+
+
+def slot_tokens(client: Client) -> dict[int, int] | None:
+    """Prompt tokens that each slot holds, by slot id, as /slots reports them; None when the server does not tell.
+
+    A slot that has not worked since the start reports nothing, which is no token.
+    """
+    try:
+        return {slot.id: int(slot.raw.get("n_prompt_tokens") or 0) for slot in client.slots()}
+    except LlamaLaunchError:
+        return None

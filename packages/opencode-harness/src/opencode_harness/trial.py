@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llama_launch import Client
+
 from opencode_harness.checks import CheckFailure, Evidence, ServedAnswer, ToolOutcome, evaluate
 from opencode_harness.isolation import ModelLimits, opencode_config, opencode_environment
 from opencode_harness.opencode import search_path
 from opencode_harness.opencode_log import OpenCodeLog
 from opencode_harness.proxy import Exchange, Proxy
 from opencode_harness.scenario import Scenario
+from opencode_harness.slots import slot_tokens
 from opencode_harness.tui import Timeouts, TuiRun, run_opencode_tui
 from opencode_harness.turns import Turn, substitute
 from opencode_harness.workspace import TrialLayout, create_layout, lay_files, snapshot_text_files
@@ -127,9 +130,11 @@ def run_trial(spec: TrialSpec) -> TrialResult:
         tools = tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results())
     log.refresh()
     evidence = _evidence(spec.scenario, layout, before, run, log, exchanges, tools)
+    if upstream is not None:
+        evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(upstream)))
     result = _judge(spec.scenario, problems, evidence, layout)
     result = dataclasses.replace(result, requests=len(exchanges), duration_s=time.monotonic() - started)
-    _write_result(layout, spec.scenario, run, result, exchanges)
+    _write_result(layout, spec.scenario, run, result, exchanges, evidence.slot_tokens)
     return result
 
 
@@ -235,7 +240,12 @@ def _judge(
 
 
 def _write_result(
-    layout: TrialLayout, scenario: Scenario, run: TuiRun, result: TrialResult, exchanges: tuple[Exchange, ...]
+    layout: TrialLayout,
+    scenario: Scenario,
+    run: TuiRun,
+    result: TrialResult,
+    exchanges: tuple[Exchange, ...],
+    tokens_by_slot: Mapping[int, int] | None,
 ) -> None:
     document = {
         "schema_version": 1,
@@ -255,6 +265,7 @@ def _write_result(
             }
             for exchange in exchanges
         ],
+        "slot_tokens": tokens_by_slot,
     }
     path = layout.artefacts / "result.json"
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
