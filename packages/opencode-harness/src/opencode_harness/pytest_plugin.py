@@ -8,6 +8,7 @@ it is used.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -236,7 +237,7 @@ def run_scenarios(
         # Scenarios hold no assert statements; without this pytest warns that the harness is imported already.
         "--assert=plain",
         f"--config-file={configuration}",
-        f"--rootdir={Path.cwd()}",
+        f"--rootdir={_root_of(scenarios)}",
         f"--basetemp={run_dir / 'trials'}",
         "-pno:cacheprovider",
         f"--oc-server={server_url}",
@@ -247,3 +248,11 @@ def run_scenarios(
     if code is pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return _EXIT_STATUS[code]
+
+
+def _root_of(scenarios: Sequence[Path]) -> Path:
+    """The folder that scenario names are shown relative to: this one, or the deepest that holds them all."""
+    absolute = [path.absolute() for path in scenarios]
+    if all(path.is_relative_to(Path.cwd()) for path in absolute):
+        return Path.cwd()
+    return Path(os.path.commonpath([path.parent for path in absolute]))

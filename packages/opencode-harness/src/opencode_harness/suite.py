@@ -89,18 +89,20 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
         HarnessError: The run could not begin.
         llama_launch.LlamaLaunchError: The server could not be started.
     """
-    with _server(spec, say) as server:
-        url = spec.server.url if server is None else server.url
-        status = run_scenarios(
-            spec.scenarios,
-            run_dir=spec.run_dir,
-            server_url=str(url),
-            opencode=spec.opencode,
-            more=spec.pytest_arguments,
-        )
-    if server is not None:
-        _report(server, say)
-    say(f"logs and screens: {spec.run_dir}")
+    try:
+        with _server(spec, say) as server:
+            url = spec.server.url if server is None else server.url
+            status = run_scenarios(
+                spec.scenarios,
+                run_dir=spec.run_dir,
+                server_url=str(url),
+                opencode=spec.opencode,
+                more=spec.pytest_arguments,
+            )
+        if server is not None:
+            _report(server, say)
+    finally:
+        say(f"logs and screens: {spec.run_dir}")
     return status
 
 

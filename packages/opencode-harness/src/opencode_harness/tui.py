@@ -63,6 +63,7 @@ _CTRL_C = b"\x03"
 _END_OF_FRAME = b"\x1b[?2026l"
 _PASTE_START = b"\x1b[200~"
 _PASTE_END = b"\x1b[201~"
+_NEEDS_PASTE = re.compile(r"\n|@|^\s*[/!]")
 _LARGEST_READ = 65_536
 # How long one look at the terminal waits for bytes; the caller's signal is asked once a look.
 _LOOK_S = 0.05
@@ -269,6 +270,7 @@ class _Terminal:
         self.ended = False
         self.exit_status: int | None = None
         self.last_output_s = 0.0
+        self._unseen = b""
         try:
             self._child = _spawn(argv, env, cwd, self.recording.stderr_path)
         except (pexpect.ExceptionPexpect, OSError, ValueError) as error:
@@ -292,19 +294,24 @@ class _Terminal:
 
         At most one frame of a program that marks its frames is taken in, so that no screen goes unseen.
         """
-        if self.ended:
+        if not self._unseen and not self.ended:
+            self._read()
+        if not self._unseen:
             return False
+        frame, mark, self._unseen = self._unseen.partition(_END_OF_FRAME)
+        self._reply(self.screen.feed(frame + mark))
+        return True
+
+    def _read(self) -> None:
         try:
-            data = self._child.read_nonblocking(_LARGEST_READ, timeout=_LOOK_S)
+            self._unseen = self._child.read_nonblocking(_LARGEST_READ, timeout=_LOOK_S)
         except pexpect.TIMEOUT:
-            return False
+            return
         except pexpect.EOF:
             self._note_end()
-            return False
+            return
         self.last_output_s = self.recording.now_s()
-        self.recording.output(data)
-        self._reply(self.screen.feed(data))
-        return True
+        self.recording.output(self._unseen)
 
     def press(self, keys: bytes) -> None:
         """Write keys; a process that has just ended takes none."""
@@ -464,7 +471,7 @@ class _Conversation:
     def _look(self) -> bool:
         """Take in output, answer what asks, and stop when OpenCode has ended."""
         seen = self._terminal.look()
-        if self._terminal.ended:
+        if self._terminal.ended and not seen:
             raise _Ended("exited", f"OpenCode ended by itself, {_status_in_words(self._terminal.exit_status)}")
         if seen:
             self._saw_post_submit_output = True
@@ -491,9 +498,13 @@ class _Conversation:
         return READY_RE.search(self._screen_text()) is not None
 
     def _submit(self, prompt: str) -> None:
-        """Type the prompt and press Enter; several lines are pasted, so that their ends submit nothing."""
+        """Give the prompt and press Enter.
+
+        It is pasted where typing would do something else: a line end would submit, and a first `/`, `@` or `!` opens
+        a menu.
+        """
         keys = prompt.encode("utf-8")
-        self._terminal.press(_PASTE_START + keys + _PASTE_END if "\n" in prompt else keys)
+        self._terminal.press(_PASTE_START + keys + _PASTE_END if _NEEDS_PASTE.search(prompt) else keys)
         self._wait_for_the_prompt_to_show()
         self._recording.marker("prompt sent")
         self._saw_post_submit_output = False
