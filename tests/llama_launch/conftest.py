@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,24 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
 
 
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def tiny_model(n_ctx_train: int) -> bytes:
+    """A GGUF file by its specification: version 3, two keys, and one tensor of 32 zeros (F32 is type 0)."""
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 2)
+    keys = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    keys += text("llama.context_length") + struct.pack("<II", 4, n_ctx_train)
+    tensor = text("token_embd.weight") + struct.pack("<IQIQ", 1, 32, 0, 0)
+    table = header + keys + tensor
+    return table + bytes(-len(table) % 32) + bytes(4 * 32)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(b"GGUF" + bytes(28))
+    path.write_bytes(tiny_model(n_ctx_train=8192))
     return path
 
 

@@ -28,10 +28,15 @@ def value_of(flag: str) -> str:
 class Handler(BaseHTTPRequestHandler):
     """/health, /props, /slots, /tokenize and /metrics, as far as the client reads them."""
 
+    cached_tokens = 0
+
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         n_slots, n_ctx = int(value_of("--parallel")), int(value_of("--ctx-size"))
-        slots = [{"id": number, "n_ctx": n_ctx, "is_processing": number == 1} for number in range(n_slots)]
+        slots: list[dict[str, object]] = [
+            {"id": number, "n_ctx": n_ctx, "is_processing": number == 1} for number in range(n_slots)
+        ]
+        slots[-1]["n_prompt_tokens"] = slots[1 % n_slots]["n_prompt_tokens"] = self.cached_tokens
         answers: dict[str, object] = {
             "/health": {"status": "ok"},
             "/slots": slots,
@@ -142,6 +147,12 @@ class Loading(Handler):
             super().do_GET()
 
 
+class Refilled(Handler):
+    """A slot that a request fills again as soon as it is erased."""
+
+    cached_tokens = 40
+
+
 BEHAVIOURS: dict[str, Callable[[], None]] = {
     "well": serve,
     "bind-failure": bind_failure,
@@ -152,6 +163,7 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
     "with-a-child": with_a_child,
     "port-taken-once": port_taken_once,
     "healthy-without-a-word": healthy_without_a_word,
+    "refilled": lambda: serve(Refilled),
     "loading": lambda: serve(Loading),
 }
 

@@ -208,9 +208,15 @@ def test_flags_after_two_dashes_are_for_serve_alone(capsys: Capture) -> None:
 def test_slots_are_a_table_or_json(running: llama_launch.RunningServer, capsys: Capture) -> None:
     assert main(["slots", "--url", running.url]) == 0
     table = capsys.readouterr().out
-    assert "│ 1    │ 32768 │ yes           │" in table
+    assert "│ 1    │ 32768 │ 0             │ yes           │" in table
+    assert "│ 0    │ 32768 │ –             │ no            │" in table
     assert main(["slots", "--url", running.url, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0] == {"slot": 0, "n_ctx": 32768, "is_processing": False}
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "slot": 0,
+        "n_ctx": 32768,
+        "cached_tokens": None,
+        "is_processing": False,
+    }
 
 
 @pytest.mark.parametrize(("slot", "count"), [("all", 4), ("2", 1)])
@@ -219,6 +225,15 @@ def test_slots_are_erased(running: llama_launch.RunningServer, capsys: Capture, 
     erased = json.loads(capsys.readouterr().out)
     assert len(erased) == count
     assert {row["erased_tokens"] for row in erased} == {17}
+
+
+def test_a_slot_that_is_not_cold_after_all_is_status_1(
+    fake_server: FakeServer, profile: llama_launch.Profile, tmp_path: Path, capsys: Capture
+) -> None:
+    fake_server("refilled")
+    with llama_launch.start_server(profile, run_dir=tmp_path / "run") as server:
+        assert main(["slots", "erase", "1", "--url", server.url]) == 1
+    assert "│ 1    │ 17            │ 40            │" in capsys.readouterr().out
 
 
 def test_a_slot_is_saved_and_restored(running: llama_launch.RunningServer, capsys: Capture) -> None:

@@ -98,7 +98,7 @@ def test_a_negative_number_is_a_value_and_no_flag() -> None:
         ),
         ({"cache_type_v": "q8_0"}, {}, "mixed-cache-types"),
         ({"host": "0.0.0.0"}, {}, "open-without-key"),
-        ({}, {"n_ctx_train": 8192}, "context-over-training"),
+        ({}, {"n_ctx_train": 8191}, "context-over-training"),
         ({}, {"n_agents": 5}, "fewer-slots-than-agents"),
     ],
 )
@@ -112,9 +112,9 @@ def test_the_shipped_profiles_have_no_footgun(name: str) -> None:
     assert footguns(load_profile(name)) == []
 
 
-def test_a_divided_slot_is_compared_with_the_training_context_on_its_own() -> None:
-    profile = load_profile("smollm2-135m", {"kv_unified": False})
-    assert "context-over-training" not in [footgun.code for footgun in footguns(profile, n_ctx_train=8192)]
+def test_a_pool_above_the_training_context_is_no_footgun() -> None:
+    """A slot is cut to the training context, the pool is not: four slots of 8192 tokens fill a pool of 32768."""
+    assert footguns(load_profile("smollm2-135m"), n_ctx_train=8192) == []
 
 
 def test_a_footgun_says_what_to_set() -> None:

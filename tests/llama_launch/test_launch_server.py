@@ -184,8 +184,26 @@ def test_a_file_that_is_no_model_is_refused(fake_server: FakeServer, model: Path
     fake_server("well")
     model.write_bytes(b"<html>not found</html>")
     profile = llama_launch.load_profile("smollm2-135m", {"model": str(model)})
-    with pytest.raises(ModelError, match="not a GGUF file: it starts with b'<htm'"):
+    with pytest.raises(ModelError, match=r"tiny\.gguf.*GGUF"):
         start(profile, tmp_path / "run")
+
+
+def test_a_model_that_was_cut_is_refused(fake_server: FakeServer, model: Path, tmp_path: Path) -> None:
+    fake_server("well")
+    model.write_bytes(model.read_bytes()[:-1])
+    profile = llama_launch.load_profile("smollm2-135m", {"model": str(model)})
+    with pytest.raises(ModelError, match=r"tiny\.gguf is not whole: expected 128 bytes of data") as caught:
+        start(profile, tmp_path / "run")
+    assert caught.value.hint == "download it again"
+
+
+def test_a_slot_above_the_training_context_is_a_warning(fake_server: FakeServer, model: Path, tmp_path: Path) -> None:
+    fake_server("well")
+    profile = llama_launch.load_profile("smollm2-135m", {"model": str(model), "n_ctx_slot": 16384})
+    lines: list[str] = []
+    with start_server(profile, run_dir=tmp_path / "run", progress=lines.append):
+        pass
+    assert lines[0].startswith("warning: a slot has 16384 tokens, but the model was trained for 8192")
 
 
 def test_a_named_program_that_is_missing_is_no_reason_to_take_another(

@@ -27,12 +27,14 @@ class Slot:
         id: Its number.
         n_ctx: Tokens that it may hold.
         is_processing: Whether it works on a request now.
+        n_prompt_tokens: Tokens in its cache; None where the server does not say.
         raw: The server's whole answer for this slot.
     """
 
     id: int
     n_ctx: int | None
     is_processing: bool
+    n_prompt_tokens: int | None
     raw: dict[str, Any]
 
 
@@ -143,7 +145,7 @@ class Client:
         if not isinstance(found, list):
             raise ServerRefused(f"{self.base_url}/slots: expected a list", status=200, body=_shortened(str(found)))
         return tuple(
-            Slot(int(raw["id"]), raw.get("n_ctx"), bool(raw.get("is_processing")), raw)
+            Slot(int(raw["id"]), raw.get("n_ctx"), bool(raw.get("is_processing")), raw.get("n_prompt_tokens"), raw)
             for raw in found
             if isinstance(raw, dict) and "id" in raw
         )

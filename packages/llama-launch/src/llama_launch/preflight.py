@@ -12,12 +12,24 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf_info
+
 from llama_launch.errors import ModelError, ServerStartError
 from llama_launch.profile import Profile
 
-__all__ = ["Footgun", "check_port", "existing_model", "footguns", "free_port", "private_folder", "writable_folder"]
+__all__ = [
+    "Footgun",
+    "ModelFile",
+    "check_port",
+    "footguns",
+    "free_port",
+    "private_folder",
+    "read_model",
+    "writable_folder",
+]
 
-_GGUF_MAGIC = b"GGUF"
+# Faults of gguf-info that no server survives; of the others the server is the judge.
+_INCOMPLETE = ("data-short", "part-missing")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 
@@ -35,6 +47,19 @@ class Footgun:
     message: str
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file that can be started.
+
+    Attributes:
+        path: Where it is.
+        n_ctx_train: The context that the model was trained for, None where the file does not say.
+    """
+
+    path: Path
+    n_ctx_train: int | None
+
+
 def footguns(profile: Profile, *, n_ctx_train: int | None = None, n_agents: int | None = None) -> list[Footgun]:
     """The surprises in a profile.
 
@@ -43,7 +68,6 @@ def footguns(profile: Profile, *, n_ctx_train: int | None = None, n_agents: int 
         n_ctx_train: Context that the model was trained for, where known.
         n_agents: How many agents will work at once, where known.
     """
-    pool = profile.n_ctx if profile.kv_unified else profile.n_ctx_slot
     found = [
         Footgun(
             "divided-kv",
@@ -54,9 +78,10 @@ def footguns(profile: Profile, *, n_ctx_train: int | None = None, n_agents: int 
         else None,
         Footgun(
             "context-over-training",
-            f"a slot may hold {pool} tokens, but the model was trained for {n_ctx_train}: the server cuts it to that",
+            f"a slot has {profile.n_ctx_slot} tokens, but the model was trained for {n_ctx_train}: the server cuts it "
+            "to that; set n_ctx_slot to no more",
         )
-        if n_ctx_train is not None and pool > n_ctx_train
+        if n_ctx_train is not None and profile.n_ctx_slot > n_ctx_train
         else None,
         Footgun(
             "quantized-v-without-flash-attention",
@@ -95,26 +120,31 @@ def footguns(profile: Profile, *, n_ctx_train: int | None = None, n_agents: int 
     return [footgun for footgun in found if footgun is not None]
 
 
-def existing_model(model: Path, source: str = "") -> Path:
-    """The model's absolute path, once it is known to be a GGUF file.
+def read_model(model: Path, source: str = "") -> ModelFile:
+    """The model's file, once its header is known to be right and the file to be whole.
 
     Args:
         model: Its path.
         source: Where to get it.
 
     Raises:
-        ModelError: It is missing, cannot be read or is no GGUF file.
+        ModelError: It is missing, cut, or no GGUF file.
     """
     elsewhere = "name the file that you have: --set model=PATH"
     hint = f"get {source}, or {elsewhere}" if source else elsewhere
     try:
-        with model.open("rb") as stream:
-            magic = stream.read(len(_GGUF_MAGIC))
+        with model.open("rb"):
+            summary = gguf_info.read_summary(model)
+            faults = gguf_info.verify(summary)
     except OSError as error:
         raise ModelError(f"model {model}: {error.strerror}", hint=hint) from error
-    if magic != _GGUF_MAGIC:
-        raise ModelError(f"model {model}: not a GGUF file: it starts with {magic!r}", hint=hint)
-    return model.absolute()
+    except gguf_info.GGUFError as error:
+        raise ModelError(f"model {error}", hint=error.hint or hint) from error
+    missing = [fault for fault in faults if fault.code in _INCOMPLETE]
+    if missing:
+        raise ModelError(f"model {missing[0].path} is not whole: {missing[0].message}", hint="download it again")
+    architecture = summary.architecture
+    return ModelFile(model.absolute(), None if architecture is None else architecture.context_length)
 
 
 def check_port(host: str, port: int) -> None:

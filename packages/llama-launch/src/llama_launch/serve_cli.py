@@ -89,9 +89,9 @@ def serve(options: argparse.Namespace) -> int:
         LlamaLaunchError: The server could not be started, or ended by itself.
     """
     profile = loaded_profile(options).profile
-    for footgun in footguns(profile):
-        print(f"warning: {footgun.message} [{footgun.code}]", file=sys.stderr, flush=True)
     if options.dry_run:
+        for footgun in footguns(profile):
+            print(f"warning: {footgun.message} [{footgun.code}]", file=sys.stderr, flush=True)
         print(shlex.join(planned_argv(profile, options.backend)))
         return 0
     run_dir = options.run_dir or _new_run_dir(profile)

@@ -27,7 +27,7 @@ from llama_launch.embedded import embedded_argv, embedded_version
 from llama_launch.errors import FlagsRefused, ServerStartError, ServerUnreachable
 from llama_launch.flags import check_flags, read_help, server_argv
 from llama_launch.leash import leashed
-from llama_launch.preflight import check_port, existing_model, free_port, writable_folder
+from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
 
 __all__ = ["Backend", "RunningServer", "find_llama_server", "planned_argv", "start_server"]
@@ -151,13 +151,15 @@ def start_server(
     say = progress or (lambda line: None)
     choice = _choose(backend, say)
     model = _model(profile, say)
+    for footgun in footguns(profile, n_ctx_train=model.n_ctx_train):
+        say(f"warning: {footgun.message} [{footgun.code}]")
     writable_folder(run_dir)
     if profile.port:
         check_port(profile.host, profile.port)
     for attempt in range(1 if profile.port else _PORT_ATTEMPTS):
         port = profile.port or free_port(profile.host)
         try:
-            return _start(choice, profile, model, port, run_dir, say, timeout_s)
+            return _start(choice, profile, model.path, port, run_dir, say, timeout_s)
         except _PortTaken as taken:
             error = taken
             say(f"port {port} was taken by another program meanwhile (attempt {attempt + 1})")
@@ -225,10 +227,10 @@ def _check_flags(choice: _Choice, argv: list[str]) -> None:
         )
 
 
-def _model(profile: Profile, say: Callable[[str], None]) -> Path:
+def _model(profile: Profile, say: Callable[[str], None]) -> ModelFile:
     if profile.model == DEFAULT_MODEL:
-        return fetch_default_model(say)
-    return existing_model(Path(profile.model).expanduser(), profile.model_source)
+        return read_model(fetch_default_model(say))
+    return read_model(Path(profile.model).expanduser(), profile.model_source)
 
 
 def _api_key(profile: Profile) -> str | None:

@@ -23,6 +23,7 @@ examples:
   llama-launch slots save 0 chat.bin    below the server's --slot-save-path
   llama-launch slots restore 0 chat.bin
 
+Exit status 1: tokens were left in a slot that was erased, because a request filled it again meanwhile.
 Erasing, saving and restoring need a server that was started with --slot-save-path.
 The API key, where the server asks for one, comes from --api-key-file or $LLAMA_API_KEY.
 """
@@ -52,20 +53,25 @@ def _slots(options: argparse.Namespace) -> int:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
     else:
         print(boxed(header, rows))
-    return 0
+    return 1 if options.action == "erase" and any(row[-1] for row in rows) else 0
 
 
 _Rows = tuple[list[str], list[list[object]]]
 
 
 def _show(client: Client, options: argparse.Namespace) -> _Rows:
-    rows: list[list[object]] = [[slot.id, slot.n_ctx, slot.is_processing] for slot in client.slots()]
-    return ["slot", "n_ctx", "is_processing"], rows
+    rows: list[list[object]] = [
+        [slot.id, slot.n_ctx, slot.n_prompt_tokens, slot.is_processing] for slot in client.slots()
+    ]
+    return ["slot", "n_ctx", "cached_tokens", "is_processing"], rows
 
 
 def _erase(client: Client, options: argparse.Namespace) -> _Rows:
+    """What was erased, and what the server says is left: its own word that the slot is cold."""
     erased = [client.erase(id_slot) for id_slot in _chosen(client, options.slot)]
-    return ["slot", "erased_tokens"], [[slot.id_slot, slot.n_erased] for slot in erased]
+    left = {slot.id: slot.n_prompt_tokens for slot in client.slots()}
+    rows: list[list[object]] = [[slot.id_slot, slot.n_erased, left.get(slot.id_slot)] for slot in erased]
+    return ["slot", "erased_tokens", "cached_tokens"], rows
 
 
 def _save(client: Client, options: argparse.Namespace) -> _Rows:
