@@ -1,34 +1,39 @@
 """Reads a llama-server start-up log and explains what the VRAM went to.
 
-The names in `__all__` are the package's public API; everything else may change.
+The names in `__all__` are the package's public API; everything else may change. They are loaded when first used, so
+that a command which needs few of them starts quickly.
 """
 
 from __future__ import annotations
 
-from vram_report.compare import Comparison, compare, comparison_document
-from vram_report.document import (
-    Buffer,
-    Build,
-    Capacity,
-    Context,
-    Device,
-    Failure,
-    Finding,
-    FullReprocessing,
-    KVCache,
-    KVPart,
-    LogReport,
-    Model,
-    Offload,
-    Requests,
-    Run,
-    Source,
-)
-from vram_report.errors import CommandNotStarted, LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
-from vram_report.formats import render_csv, render_html, render_markdown
-from vram_report.reader import read_log, read_stream
-from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
-from vram_report.report import parse, report_document
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vram_report.comparison import Comparison, compare, comparison_document
+    from vram_report.document import (
+        Buffer,
+        Build,
+        Capacity,
+        Context,
+        Device,
+        Failure,
+        Finding,
+        FullReprocessing,
+        KVCache,
+        KVPart,
+        LogReport,
+        Model,
+        Offload,
+        Requests,
+        Run,
+        Source,
+    )
+    from vram_report.errors import CommandNotStarted, LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
+    from vram_report.formats import render_csv, render_html, render_markdown
+    from vram_report.reader import read_log, read_stream
+    from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
+    from vram_report.report import parse, report_document
 
 __all__ = [
     "SECTIONS",
@@ -68,3 +73,32 @@ __all__ = [
     "report_document",
     "report_page",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("Comparison", "compare", "comparison_document"), "comparison"),
+    **dict.fromkeys(
+        (
+            *("Buffer", "Build", "Capacity", "Context", "Device", "Failure", "Finding", "FullReprocessing", "KVCache"),
+            *("KVPart", "LogReport", "Model", "Offload", "Requests", "Run", "Source"),
+        ),
+        "document",
+    ),
+    **dict.fromkeys(
+        ("CommandNotStarted", "LogNotFound", "LogNotRecognized", "SelectionNotFound", "VRAMReportError"), "errors"
+    ),
+    **dict.fromkeys(("render_csv", "render_html", "render_markdown"), "formats"),
+    **dict.fromkeys(("read_log", "read_stream"), "reader"),
+    **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page"), "render"),
+    **dict.fromkeys(("parse", "report_document"), "report"),
+}
+"""The module of each public name. No module may have the name of a public function: it would hide it."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,21 +7,22 @@ was asked to look for, 2 usage or bad input, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+# Modules that only some commands need are imported where they are used: a report should start quickly.
 from vram_report.capacity import DEFAULT_MARGIN_MIB
-from vram_report.compare import compare, comparison_document, comparison_tables
 from vram_report.document import LogReport, Run
 from vram_report.errors import CommandNotStarted, LogNotRecognized, NothingToFollow, VRAMReportError
 from vram_report.findings import CODES
-from vram_report.follow import Follower, follow_command, follow_file
-from vram_report.formats import render_csv, render_html, render_markdown
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
 from vram_report.report import report_document
+
+if TYPE_CHECKING:
+    from vram_report.follow import Follower
 
 __all__ = ["main"]
 
@@ -191,7 +192,7 @@ def _run(options: argparse.Namespace) -> int:
     shown = [select_run(report, options.run)[1] for report in reports]
     if options.format == "json":
         documents = [report_document(report) for report in reports]
-        print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
+        print(_json(documents[0] if len(documents) == 1 else documents))
     else:
         pages = [
             report_page(report, sections=options.section, run=options.run, device=options.device) for report in reports
@@ -201,10 +202,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_compare(options: argparse.Namespace) -> int:
+    from vram_report.comparison import compare, comparison_document, comparison_tables
+
     logs = [options.first, *options.others, *options.command]
     comparison = compare([_read(path, options.margin_mib) for path in logs], margin_mib=options.margin_mib)
     if options.format == "json":
-        print(json.dumps(comparison_document(comparison), indent=1))
+        print(_json(comparison_document(comparison)))
     else:
         tables = comparison_tables(comparison)
         print(_drawn([Page(f"comparison of {len(logs)} logs", None, tables)], options.format), end="")
@@ -212,6 +215,8 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _run_follow(options: argparse.Namespace) -> int:
+    from vram_report.follow import follow_command, follow_file
+
     if bool(options.log) == bool(options.command):
         raise NothingToFollow
     if options.command:
@@ -234,7 +239,7 @@ def _show(follower: Follower, options: argparse.Namespace) -> None:
     if report is None:
         raise LogNotRecognized(follower.name, follower.lines)
     if options.format == "json":
-        print(json.dumps(report_document(report), indent=1), flush=True)
+        print(_json(report_document(report)), flush=True)
     else:
         print(_drawn([report_page(report, sections=options.section)], options.format), end="", flush=True)
 
@@ -252,14 +257,19 @@ def _read(path: str, margin_mib: float) -> LogReport:
     return read_log(path, margin_mib=margin_mib)
 
 
+def _json(document: object) -> str:
+    import json
+
+    return json.dumps(document, indent=1)
+
+
 def _drawn(pages: list[Page], form: str) -> str:
-    if form == "markdown":
-        return render_markdown(pages)
-    if form == "html":
-        return render_html(pages)
-    if form == "csv":
-        return render_csv(pages)
-    return "\n".join(draw_tables(page.head, page.tables, ascii_only=not _can_show_boxes()) for page in pages)
+    if form == "table":
+        return "\n".join(draw_tables(page.head, page.tables, ascii_only=not _can_show_boxes()) for page in pages)
+    from vram_report.formats import render_csv, render_html, render_markdown
+
+    render = {"markdown": render_markdown, "html": render_html, "csv": render_csv}[form]
+    return render(pages)
 
 
 def _can_show_boxes() -> bool:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Source
 from vram_report.errors import CommandNotStarted, LogNotFound
-from vram_report.parse import iter_records
+from vram_report.records import iter_records
 from vram_report.report import build_run
 from vram_report.runs import RunFacts, RunSplitter
 

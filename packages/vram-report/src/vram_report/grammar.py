@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "QUIET_STARTS", "QUIET_TAILS", "STYLES", "LineFormat"]
+__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "QUIET_STARTS", "SLOT_TAILS", "STYLES", "LineFormat"]
 
 END = r"(?=[\s,;|)\]}\"']|$)"
 MIB = r"\d+\.\d+"
@@ -477,12 +477,12 @@ _REQUESTS = (
     _row(
         "req_prompt_time",
         "prompt eval time",
-        rf"^(?!.*llama_perf).*\bprompt eval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) tokens",
+        rf"(?<!print: )prompt eval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) tokens",
     ),
     _row(
         "req_eval_time",
         " eval time ",
-        rf"^(?!.*llama_perf)(?!.*prompt eval).*\beval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) (?:tokens|runs)",
+        rf"(?<!prompt)(?<!print:       ) eval time += +(?P<ms>{MIB}) ms / +(?P<tokens>\d+) (?:tokens|runs)",
     ),
     _row(
         "req_release",
@@ -548,18 +548,28 @@ QUIET_STARTS: tuple[str, ...] = (
 )
 """Starts of lines, behind the log prefix, that carry no fact: they are most of a long log and are skipped first."""
 
-QUIET_TAILS: tuple[str, ...] = (
-    "prompt processing progress, ",
-    "created context checkpoint ",
-    "restored context checkpoint ",
-    "erased invalidated context checkpoint ",
-    "Checking checkpoint with ",
-    "n_past = ",
-    "sampler chain: ",
-    "init sampler, ",
-    "n_decoded = ",
-)
-"""Texts behind the last bar of a slot's line that carry no fact."""
+SLOT_TAILS: dict[str, tuple[str, ...]] = {
+    "new promp": ("new prompt,",),
+    "n_tokens ": (", end)",),
+    "cached n_": (", end)",),
+    "processin": ("processing task",),
+    "stop proc": ("stop processing: ",),
+    "selected ": ("selected slot by ",),
+    "prompt processing p": (),
+    "prompt processing d": ("prompt processing done",),
+    "n_past = ": (),
+    "created c": (),
+    "restored ": (),
+    "Checking ": (),
+    "erased in": (),
+    "sampler c": (),
+    "init samp": (),
+    "n_decoded": (),
+}
+"""The first 9 (or 19) characters behind the last bar of a slot's line, and the triggers to try on such a line.
+
+A shortcut for the lines of which a long log consists: a slot's line with any other text is read like all lines.
+"""
 
 
 def _by_trigger() -> dict[str, tuple[LineFormat, ...]]:

@@ -6,7 +6,6 @@ what it reads, and hands lines on one at a time, each with its line end, so that
 
 from __future__ import annotations
 
-import gzip
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from vram_report.report import parse
 
 __all__ = ["read_log", "read_stream"]
 
+BLOCK_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
@@ -33,25 +33,41 @@ class _Lines:
     def of(self, stream: BinaryIO) -> Iterator[str]:
         """Yield the stream's lines with their line ends, counting."""
         stream, encoding = _decoder(stream)
-        if encoding == "utf-8":
-            for raw in stream:
-                self.lines += 1
-                self.bytes += len(raw)
-                yield raw.decode("utf-8", "replace")
-            return
-        text = io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n")
+        counter = _Counter(stream, self)
+        text = io.TextIOWrapper(cast(BinaryIO, counter), encoding=encoding, errors="replace", newline="\n")
         try:
             for line in text:
                 self.lines += 1
-                self.bytes += len(line.encode(encoding, "replace"))
                 yield line
         finally:
             text.detach()  # whoever opened the stream closes it
 
 
+class _Counter(io.BufferedIOBase):
+    """A byte stream that counts what is read from it."""
+
+    def __init__(self, stream: BinaryIO, counts: _Lines) -> None:
+        self._stream = stream
+        self._counts = counts
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        """Read what is there, up to a block: a larger one than a text stream asks for."""
+        data = cast(io.BufferedReader, self._stream).read1(BLOCK_BYTES)
+        self._counts.bytes += len(data)
+        return data
+
+    def close(self) -> None:
+        """Leave the stream open: whoever opened it closes it."""
+
+
 def _decoder(stream: BinaryIO) -> tuple[BinaryIO, str]:
     head, stream = _peek(stream)
     if head.startswith(GZIP_MAGIC):
+        import gzip  # few logs are compressed, and the import costs as much as reading one
+
         head, stream = _peek(cast(BinaryIO, gzip.GzipFile(fileobj=stream)))
     encoding = UTF16_MARKS.get(head[:2], "utf-8")
     if encoding == "utf-8" and len(head) >= 4 and head[1] == 0 and head[3] == 0:

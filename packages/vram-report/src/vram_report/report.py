@@ -25,7 +25,7 @@ from vram_report.document import (
     Run,
 )
 from vram_report.findings import build_findings
-from vram_report.parse import iter_records
+from vram_report.records import iter_records
 from vram_report.requests import summarize
 from vram_report.runs import CacheFacts, ContextFacts, DeviceFacts, LoadFacts, RunFacts, split_runs
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vram_report.document import FullReprocessing, Requests
-from vram_report.parse import Record
+from vram_report.records import Record
 
-__all__ = ["RequestFacts", "Takeover", "summarize", "take_request"]
+__all__ = ["REQUEST_KINDS", "RequestFacts", "Takeover", "summarize", "take_request"]
 
 
 @dataclass(eq=False, repr=False)
@@ -205,6 +205,10 @@ HANDLERS: dict[str, Callable[[RequestFacts, Record], None]] = {
     "req_full": _on_full,
     "req_exceeded": _on_exceeded,
 }
+
+
+REQUEST_KINDS = frozenset(HANDLERS)
+"""The kinds of records that this module takes."""
 
 
 def _rate(tokens: int, ms: float) -> float | None:

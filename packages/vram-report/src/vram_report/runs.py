@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vram_report.grammar import STYLES
-from vram_report.parse import Record
-from vram_report.requests import RequestFacts, take_request
+from vram_report.records import Record
+from vram_report.requests import REQUEST_KINDS, RequestFacts, take_request
 
 __all__ = [
     "BreakdownTable",
@@ -239,6 +239,11 @@ class RunSplitter:
     def take(self, record: Record) -> RunFacts:
         """Add a record to the run it belongs to, and return that run."""
         port = record.port
+        run = self._current.get(port)
+        if run is not None and record.kind in REQUEST_KINDS:
+            run.last_line = record.line
+            take_request(run.requests, record)
+            return run
         if port is not None:
             self._last_port = port
         elif record.kind == "router_meta":
@@ -280,7 +285,7 @@ def _take(run: RunFacts, record: Record) -> None:
     run.substance = run.substance or record.kind not in NOISE_KINDS
     if record.style and STYLES.index(record.style) > STYLES.index(run.style):
         run.style = record.style
-    if record.kind.startswith("req_"):
+    if record.kind in REQUEST_KINDS:
         take_request(run.requests, record)
     else:
         HANDLERS[record.kind](run, record, record.fields)

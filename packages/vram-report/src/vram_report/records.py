@@ -8,12 +8,11 @@ A last line without its line end may be cut inside a number, so only records wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from vram_report.grammar import FORMATS_BY_TRIGGER, QUIET_STARTS, QUIET_TAILS, LineFormat
+from vram_report.grammar import FORMATS_BY_TRIGGER, QUIET_STARTS, SLOT_TAILS, LineFormat
 
 __all__ = ["Record", "iter_records"]
 
@@ -32,12 +31,11 @@ WRAPPERS = tuple(
 PORT = re.compile(r"\[ *(?P<port>\d{1,5})\] ")
 CLOCK = re.compile(r"(?:^|\s|\.)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [IWED] ")
 TRIGGERS = tuple(FORMATS_BY_TRIGGER)
-SERVING_STARTS = ("slot ", "prompt eval time ", "       eval time ")
-SERVING_TRIGGERS = tuple(
-    trigger
-    for trigger, rows in FORMATS_BY_TRIGGER.items()
-    if any(row.kind.startswith("req_") or row.kind == "slot" for row in rows)
-)
+SLOT_ROWS = {tail: tuple(row for t in found for row in FORMATS_BY_TRIGGER[t]) for tail, found in SLOT_TAILS.items()}
+TIMING_ROWS = {
+    start: FORMATS_BY_TRIGGER[trigger]
+    for start, trigger in (("prompt ev", "prompt eval time"), ("       ev", " eval time "))
+}
 JSON_TEXT_KEYS = ("msg", "message", "log", "MESSAGE")
 
 
@@ -73,26 +71,37 @@ def iter_records(lines: Iterable[str]) -> Iterator[Record]:
         start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
         if line.startswith(QUIET_STARTS, start):
             continue
+        rows = _usual_rows(line, start)
+        if rows is not None and not rows:
+            continue
         ended = line.endswith("\n")
         cut = terminated and not ended
         terminated = terminated or ended
-        if line.startswith(SERVING_STARTS, start) and "\x1b" not in line and "\0" not in line:
-            if line.startswith(QUIET_TAILS, line.rfind("| ") + 2):
-                continue
-            records = _serving_records(number, line)
-        else:
-            records = _line_records(number, line)
-        for record in records:
+        record = _usual_record(number, line, rows) if rows else None
+        if record is not None:
+            if not cut:
+                yield record
+            continue
+        for record in _line_records(number, line):
             if not cut or not record.fields:
                 yield record
 
 
-def _serving_records(number: int, line: str) -> Iterator[Record]:
-    """Records of an unwrapped line that the server prints while it serves: few triggers, and no wrapper to strip."""
-    for trigger in SERVING_TRIGGERS:
-        if trigger in line:
-            for row, match in _matches(line, [trigger]):
-                yield Record(number, row.kind, match.groupdict(), row.style, None, None)
+def _usual_rows(line: str, start: int) -> tuple[LineFormat, ...] | None:
+    """The formats to try on a line that a serving server prints all the time; None for any other line."""
+    if line.startswith("slot ", start):
+        bar = line.rfind("| ") + 2
+        rows = SLOT_ROWS.get(line[bar : bar + 9])
+        return rows if rows is not None else SLOT_ROWS.get(line[bar : bar + 19])
+    return TIMING_ROWS.get(line[:9])
+
+
+def _usual_record(number: int, line: str, rows: tuple[LineFormat, ...]) -> Record | None:
+    for row in rows:
+        match = row.pattern.search(line)
+        if match:
+            return Record(number, row.kind, match.groupdict(), row.style, None, None)
+    return None
 
 
 def _line_records(number: int, line: str) -> Iterator[Record]:
@@ -153,6 +162,8 @@ def _json_text(text: str) -> str:
     """The message and the plain fields of a JSON line, in the shape of the text form; other lines unchanged."""
     if not text.startswith("{"):
         return text
+    import json  # most logs have no JSON lines
+
     try:
         entry = json.loads(text)
     except ValueError:
