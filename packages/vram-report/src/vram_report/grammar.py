@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "QUIET_STARTS", "SLOT_TAILS", "STYLES", "LineFormat"]
+__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "LINE_STARTS", "QUIET_STARTS", "SLOT_TAILS", "STYLES", "LineFormat"]
 
 END = r"(?=[\s,;|)\]}\"']|$)"
 MIB = r"\d+\.\d+"
@@ -565,11 +565,20 @@ SLOT_TAILS: dict[str, tuple[str, ...]] = {
     "sampler c": (),
     "init samp": (),
     "n_decoded": (),
+    "\n": ("print_timing: id",),
 }
 """The first 9 (or 19) characters behind the last bar of a slot's line, and the triggers to try on such a line.
 
 A shortcut for the lines of which a long log consists: a slot's line with any other text is read like all lines.
 """
+
+
+LINE_STARTS: dict[str, tuple[str, ...]] = {
+    "prompt ev": ("prompt eval time",),
+    "       ev": (" eval time ",),
+    "srv  upda": ("all slots are idle",),
+}
+"""The same for the first 9 characters of lines behind the log prefix."""
 
 
 def _by_trigger() -> dict[str, tuple[LineFormat, ...]]:

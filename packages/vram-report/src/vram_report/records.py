@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from vram_report.grammar import FORMATS_BY_TRIGGER, QUIET_STARTS, SLOT_TAILS, LineFormat
+from vram_report.grammar import FORMATS_BY_TRIGGER, LINE_STARTS, QUIET_STARTS, SLOT_TAILS, LineFormat
 
 __all__ = ["Record", "iter_records"]
 
@@ -31,11 +31,10 @@ WRAPPERS = tuple(
 PORT = re.compile(r"\[ *(?P<port>\d{1,5})\] ")
 CLOCK = re.compile(r"(?:^|\s|\.)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [IWED] ")
 TRIGGERS = tuple(FORMATS_BY_TRIGGER)
-SLOT_ROWS = {tail: tuple(row for t in found for row in FORMATS_BY_TRIGGER[t]) for tail, found in SLOT_TAILS.items()}
-TIMING_ROWS = {
-    start: FORMATS_BY_TRIGGER[trigger]
-    for start, trigger in (("prompt ev", "prompt eval time"), ("       ev", " eval time "))
-}
+SLOT_ROWS, START_ROWS = (
+    {text: tuple(row for t in found for row in FORMATS_BY_TRIGGER[t]) for text, found in table.items()}
+    for table in (SLOT_TAILS, LINE_STARTS)
+)
 JSON_TEXT_KEYS = ("msg", "message", "log", "MESSAGE")
 
 
@@ -71,29 +70,26 @@ def iter_records(lines: Iterable[str]) -> Iterator[Record]:
         start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
         if line.startswith(QUIET_STARTS, start):
             continue
-        rows = _usual_rows(line, start)
+        if line.startswith("slot ", start):
+            bar = line.rfind("| ") + 2
+            rows = SLOT_ROWS.get(line[bar : bar + 9])
+            if rows is None:
+                rows = SLOT_ROWS.get(line[bar : bar + 19])
+        else:
+            rows = START_ROWS.get(line[start : start + 9])
         if rows is not None and not rows:
             continue
-        ended = line.endswith("\n")
+        ended = line[-1:] == "\n"
         cut = terminated and not ended
         terminated = terminated or ended
         record = _usual_record(number, line, rows) if rows else None
         if record is not None:
-            if not cut:
+            if not cut or not record.fields:
                 yield record
             continue
         for record in _line_records(number, line):
             if not cut or not record.fields:
                 yield record
-
-
-def _usual_rows(line: str, start: int) -> tuple[LineFormat, ...] | None:
-    """The formats to try on a line that a serving server prints all the time; None for any other line."""
-    if line.startswith("slot ", start):
-        bar = line.rfind("| ") + 2
-        rows = SLOT_ROWS.get(line[bar : bar + 9])
-        return rows if rows is not None else SLOT_ROWS.get(line[bar : bar + 19])
-    return TIMING_ROWS.get(line[:9])
 
 
 def _usual_record(number: int, line: str, rows: tuple[LineFormat, ...]) -> Record | None:

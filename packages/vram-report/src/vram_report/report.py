@@ -466,7 +466,7 @@ UNNAMED_TOTALS = (
 
 
 def _unnamed_buffers(facts: RunFacts, loads: list[LoadFacts]) -> Iterable[Buffer]:
-    if any(load.weights for load in loads):
+    if not facts.mem_total or any(load.weights for load in loads):
         return
     for fact, kind, name in UNNAMED_TOTALS:
         entry = facts.mem_total.get(fact)
