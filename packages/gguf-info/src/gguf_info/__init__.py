@@ -4,9 +4,10 @@ The rule: the header alone is read, in bounded reads, and every number says wher
 """
 
 from gguf_info.diff import Change, ModelDiff, diff_models
-from gguf_info.document import summary_document
+from gguf_info.document import estimate_document, summary_document
 from gguf_info.errors import GGUFError
 from gguf_info.faults import Fault, tensor_digests, verify
+from gguf_info.memory import Estimate, Settings, estimate
 from gguf_info.model import Summary, read_summary, tensor_bytes
 from gguf_info.reader import Array, Header, Tensor, read_header
 from gguf_info.render import SECTIONS, render_tables
@@ -15,13 +16,17 @@ __all__ = [
     "SECTIONS",
     "Array",
     "Change",
+    "Estimate",
     "Fault",
     "GGUFError",
     "Header",
     "ModelDiff",
+    "Settings",
     "Summary",
     "Tensor",
     "diff_models",
+    "estimate",
+    "estimate_document",
     "read_header",
     "read_summary",
     "render_tables",

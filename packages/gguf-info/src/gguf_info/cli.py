@@ -1,7 +1,7 @@
 """The command: arguments in, tables or documents out, and the exit status.
 
 The rule: this module alone prints and decides the exit status: 0 printed, 1 the answer is no (a key that was asked
-for is not in the file, a fault, a difference), 2 usage or bad input, 130 interrupted.
+for is not in the file, a fault, a difference, a model that does not fit), 2 usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from importlib.metadata import version
 from typing import Any
 
 from gguf_info.diff import diff_document, diff_models
-from gguf_info.document import summary_document, tensor_rows
+from gguf_info.document import estimate_document, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
+from gguf_info.estimate_flags import add_estimate_flags, settings_from
 from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
+from gguf_info.memory import estimate
 from gguf_info.model import Summary, read_summary
 from gguf_info.reader import Array
 from gguf_info.render import (
@@ -30,6 +32,7 @@ from gguf_info.render import (
     csv_text,
     diff_tables,
     draw,
+    estimate_tables,
     heading,
     metadata_table,
     render_csv,
@@ -52,6 +55,7 @@ examples:
 commands, each with its own --help (a file of such a name is ./verify):
   gguf-info verify FILE    check the file
   gguf-info diff A B       what differs between two models
+  gguf-info estimate FILE  the memory that a start of llama-server will take
 """
 
 VERIFY_EXAMPLES = """\
@@ -64,6 +68,13 @@ DIFF_EXAMPLES = """\
 examples:
   gguf-info diff model-Q4_K_M.gguf model-Q8_0.gguf
   gguf-info diff old.gguf new.gguf --format json | jq .chat_template
+"""
+
+ESTIMATE_EXAMPLES = """\
+examples:
+  gguf-info estimate model.gguf --ctx-size 32768 --parallel 4 --kv-unified --memory CUDA0=24000
+  gguf-info estimate model.gguf --n-cpu-moe 12 --cache-type-k q8_0 --cache-type-v q8_0 --memory CUDA0=12000
+  gguf-info estimate model.gguf --format json | jq .kv_cache
 """
 
 
@@ -292,6 +303,23 @@ def _diff(arguments: list[str]) -> int:
     return 0 if difference.is_empty else 1
 
 
+def _estimate(arguments: list[str]) -> int:
+    parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES)
+    parser.add_argument(
+        "file", metavar="FILE", help="a .gguf file, any part of a split model, or a folder with one model"
+    )
+    add_estimate_flags(parser)
+    options = parser.parse_args(arguments)
+    prediction = estimate(read_summary(options.file), settings_from(options))
+    if options.format == "json":
+        _print_json(estimate_document(prediction))
+    else:
+        verdict = {True: "fits", False: "does not fit", None: "give --memory NAME=MiB to see whether it fits"}
+        head = f"{visible(options.file)}: {verdict[prediction.fits]}"
+        _print_tables(estimate_tables(prediction), options.format, head=head)
+    return 1 if prediction.fits is False else 0
+
+
 def _command_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"gguf-info {name}",
@@ -303,5 +331,5 @@ def _command_parser(name: str, description: str, examples: str) -> argparse.Argu
     return parser
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": _verify, "diff": _diff}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": _verify, "diff": _diff, "estimate": _estimate}
 """Subcommands by name; anything else is the file to show."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["block_size", "file_type_name", "gguf_constants", "keys_below", "type_name"]
+__all__ = ["block_size", "block_size_by_name", "file_type_name", "gguf_constants", "keys_below", "type_name"]
 
 _MODULE = "_gguf_info_constants"
 
@@ -56,6 +56,18 @@ def block_size(type_number: int) -> tuple[int, int] | None:
         values, size_bytes = module.GGML_QUANT_SIZES[module.GGMLQuantizationType(type_number)]
     except (KeyError, ValueError):
         return None
+    return int(values), int(size_bytes)
+
+
+@cache
+def block_size_by_name(name: str) -> tuple[int, int]:
+    """Values in a block and bytes that it takes, of a type by its name in flags, such as `q8_0`.
+
+    Raises:
+        KeyError: There is no such type.
+    """
+    module = gguf_constants()
+    values, size_bytes = module.GGML_QUANT_SIZES[module.GGMLQuantizationType[name.upper()]]
     return int(values), int(size_bytes)
 
 

@@ -18,6 +18,7 @@ from gguf_info.constants import type_name
 from gguf_info.diff import ModelDiff
 from gguf_info.document import flat_fields, summary_document
 from gguf_info.faults import Fault
+from gguf_info.memory import Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
@@ -27,6 +28,7 @@ __all__ = [
     "csv_text",
     "diff_tables",
     "draw",
+    "estimate_tables",
     "heading",
     "metadata_table",
     "render_csv",
@@ -139,6 +141,64 @@ def diff_tables(difference: ModelDiff) -> list[Table]:
         for title, changes in parts
         if changes
     ]
+
+
+def estimate_tables(prediction: Estimate) -> list[Table]:
+    """What a start will take, in MiB."""
+    slots, compute = prediction.slots, prediction.compute
+    sharing = "unified: one pool for all" if slots.kv_unified else "divided: each slot has its own part"
+    rows = [
+        ("slots", f"{slots.n_slots:,}, {sharing}" if slots.n_slots > 1 else "1"),
+        ("context", f"{slots.n_ctx:,}"),
+        (
+            "context per slot",
+            f"{slots.n_ctx_slot:,}" + (" (capped: the model's training context)" if slots.capped else ""),
+        ),
+        ("weights", f"{_mib(prediction.weights_total_bytes)} MiB"),
+        ("KV cache", f"{_mib(prediction.kv_bytes)} MiB"),
+        ("compute", f"{_mib(compute.bytes)} MiB, from {_mib(compute.low_bytes)} to {_mib(compute.high_bytes)}"),
+        ("build", f"{prediction.settings.build}"),
+    ]
+    caches = [
+        (part.kind, f"{part.cells:,}", str(part.layers), str(part.streams), _mib(part.bytes))
+        for part in prediction.cache
+    ]
+    if prediction.recurrent_bytes:
+        caches.append(("recurrent", str(slots.n_slots), DASH, DASH, _mib(prediction.recurrent_bytes)))
+    return [
+        Table("Start", ("", ""), tuple(rows)),
+        Table("Caches", ("cache", "cells", "layers", "streams", "MiB"), tuple(caches), (1, 2, 3, 4)),
+        _device_table(prediction),
+        Table(
+            "Host, MiB",
+            ("kind", "MiB"),
+            tuple((kind, _mib(size)) for kind, size in prediction.host.parts.items() if size),
+            (1,),
+        ),
+    ]
+
+
+def _device_table(prediction: Estimate) -> Table:
+    rows = [
+        (
+            visible(device.name),
+            DASH if device.total_bytes is None else _mib(device.total_bytes),
+            _mib(device.weights_bytes),
+            _mib(device.kv_bytes),
+            _mib(device.recurrent_bytes),
+            f"{_mib(device.compute.bytes)} ({_mib(device.compute.low_bytes)} to {_mib(device.compute.high_bytes)})",
+            DASH if device.context_bytes is None else _mib(device.context_bytes),
+            _mib(device.used_bytes),
+            _text(device.fits),
+        )
+        for device in prediction.devices
+    ]
+    columns = ("device", "free", "weights", "KV", "recurrent", "compute", "driver", "used", "fits")
+    return Table("Devices, MiB", columns, tuple(rows), tuple(range(1, 8)))
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.2f}"
 
 
 def _side(value: object) -> str:
