@@ -7,6 +7,7 @@ from gguf_info.diff import Change, ModelDiff, diff_models
 from gguf_info.document import estimate_document, summary_document
 from gguf_info.errors import GGUFError
 from gguf_info.faults import Fault, tensor_digests, verify
+from gguf_info.fitting import Largest, SweepRow, find_largest, sweep
 from gguf_info.memory import Estimate, Settings, estimate
 from gguf_info.model import Summary, read_summary, tensor_bytes
 from gguf_info.reader import Array, Header, Tensor, read_header
@@ -20,17 +21,21 @@ __all__ = [
     "Fault",
     "GGUFError",
     "Header",
+    "Largest",
     "ModelDiff",
     "Settings",
     "Summary",
+    "SweepRow",
     "Tensor",
     "diff_models",
     "estimate",
     "estimate_document",
+    "find_largest",
     "read_header",
     "read_summary",
     "render_tables",
     "summary_document",
+    "sweep",
     "tensor_bytes",
     "tensor_digests",
     "verify",

@@ -13,17 +13,18 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from typing import Any
 
 from gguf_info.diff import diff_document, diff_models
-from gguf_info.document import estimate_document, summary_document, tensor_rows
+from gguf_info.document import estimate_document, flat_fields, largest_document, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
 from gguf_info.estimate_flags import add_estimate_flags, settings_from
 from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
-from gguf_info.memory import estimate
+from gguf_info.fitting import SweepRow, find_largest, sweep
+from gguf_info.memory import Estimate, estimate
 from gguf_info.model import Summary, read_summary
 from gguf_info.reader import Array
 from gguf_info.render import (
@@ -37,6 +38,7 @@ from gguf_info.render import (
     metadata_table,
     render_csv,
     section_tables,
+    sweep_table,
     tensor_table,
     verify_tables,
     visible,
@@ -74,6 +76,8 @@ ESTIMATE_EXAMPLES = """\
 examples:
   gguf-info estimate model.gguf --ctx-size 32768 --parallel 4 --kv-unified --memory CUDA0=24000
   gguf-info estimate model.gguf --n-cpu-moe 12 --cache-type-k q8_0 --cache-type-v q8_0 --memory CUDA0=12000
+  gguf-info estimate model.gguf --largest ctx-size --parallel 2 --memory CUDA0=24000
+  gguf-info estimate model.gguf --sweep 8192,32768 --sweep-types f16,q8_0 --format csv
   gguf-info estimate model.gguf --format json | jq .kv_cache
 """
 
@@ -304,30 +308,59 @@ def _diff(arguments: list[str]) -> int:
 
 
 def _estimate(arguments: list[str]) -> int:
-    parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES)
+    formats = ("table", "json", "markdown", "csv")
+    parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES, formats)
     parser.add_argument(
         "file", metavar="FILE", help="a .gguf file, any part of a split model, or a folder with one model"
     )
     add_estimate_flags(parser)
     options = parser.parse_args(arguments)
-    prediction = estimate(read_summary(options.file), settings_from(options))
-    if options.format == "json":
-        _print_json(estimate_document(prediction))
-    else:
-        verdict = {True: "fits", False: "does not fit", None: "give --memory NAME=MiB to see whether it fits"}
-        head = f"{visible(options.file)}: {verdict[prediction.fits]}"
-        _print_tables(estimate_tables(prediction), options.format, head=head)
+    summary, settings = read_summary(options.file), settings_from(options)
+    if options.sweep is not None:
+        _print_sweep(sweep(summary, settings, options.sweep, options.sweep_types), options)
+        return 0
+    if options.largest:
+        answer = find_largest(summary, settings, options.largest)
+        flags = "nothing fits" if answer.value is None else f"largest: {' '.join(answer.flags)}"
+        _print_estimate(largest_document(answer), answer.prediction, flags, options)
+        return 1 if answer.value is None else 0
+    prediction = estimate(summary, settings)
+    verdict = {True: "fits", False: "does not fit", None: "give --memory NAME=MiB to see whether it fits"}
+    _print_estimate(estimate_document(prediction), prediction, verdict[prediction.fits], options)
     return 1 if prediction.fits is False else 0
 
 
-def _command_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+def _print_estimate(document: dict[str, Any], prediction: Estimate, verdict: str, options: argparse.Namespace) -> None:
+    if options.format == "json":
+        _print_json(document)
+    elif options.format == "csv":
+        cells = [(name, "" if value is None else visible(str(value))) for name, value in flat_fields(document)]
+        sys.stdout.write(csv_text(("field", "value"), cells))
+    else:
+        _print_tables(estimate_tables(prediction), options.format, head=f"{visible(options.file)}: {verdict}")
+
+
+def _print_sweep(rows: Iterable[SweepRow], options: argparse.Namespace) -> None:
+    if options.format == "json":
+        _print_json({"schema_version": 1, "rows": [asdict(row) for row in rows]})
+    elif options.format == "csv":
+        columns = [field.name for field in fields(SweepRow)]
+        cells = [["" if value is None else value for value in asdict(row).values()] for row in rows]
+        sys.stdout.write(csv_text(columns, cells))
+    else:
+        _print_tables([sweep_table(rows)], options.format, head=visible(options.file))
+
+
+def _command_parser(
+    name: str, description: str, examples: str, formats: tuple[str, ...] = ("table", "json", "markdown")
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"gguf-info {name}",
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_output(parser, ("table", "json", "markdown"))
+    _add_output(parser, formats)
     return parser
 
 

@@ -13,11 +13,12 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from gguf_info.constants import type_name
+from gguf_info.fitting import Largest
 from gguf_info.memory import COMPUTE_BASIS, DeviceMemory, Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
-__all__ = ["estimate_document", "flat_fields", "plain_value", "summary_document", "tensor_rows"]
+__all__ = ["estimate_document", "flat_fields", "largest_document", "plain_value", "summary_document", "tensor_rows"]
 
 SCHEMA_VERSION = 1
 
@@ -64,6 +65,15 @@ def estimate_document(prediction: Estimate) -> dict[str, Any]:
     }
 
 
+def largest_document(answer: Largest) -> dict[str, Any]:
+    """The document that `gguf-info estimate --largest --format json` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "largest": {"goal": answer.goal, "value": answer.value, "flags": list(answer.flags)},
+        "estimate": estimate_document(answer.prediction),
+    }
+
+
 def _device_object(device: DeviceMemory) -> dict[str, Any]:
     return {
         "name": device.name,
@@ -94,14 +104,15 @@ def tensor_rows(summary: Summary, tensors: tuple[Tensor, ...]) -> Iterator[dict[
 
 
 def flat_fields(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Leaves of a document with their dotted names; an item of `by_type` goes by its type's name."""
+    """Leaves of a document with their dotted names; an item of a list goes by its type, kind or name."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from flat_fields(item, f"{prefix}.{name}" if prefix else name)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for item in value:
-            rest = {name: inner for name, inner in item.items() if name != "type"}
-            yield from flat_fields(rest, f"{prefix}.{item['type']}")
+            label = next(name for name in ("type", "kind", "name") if name in item)
+            rest = {name: inner for name, inner in item.items() if name != label}
+            yield from flat_fields(rest, f"{prefix}.{item[label]}")
     elif isinstance(value, list):
         yield prefix, " ".join(map(str, value))
     else:

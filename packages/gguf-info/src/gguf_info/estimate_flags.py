@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from typing import get_args
 
+from gguf_info.fitting import Goal
 from gguf_info.memory import CACHE_TYPES, Settings
 
 __all__ = ["add_estimate_flags", "settings_from"]
@@ -40,6 +42,13 @@ def add_estimate_flags(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=_memory, action="append", metavar="NAME=MiB", help="free memory of a device; one flag each")
     add("--context-mib", type=_size_mib, metavar="MiB", help="what the driver takes on each device, if you know it")
     add("--build", type=_whole(1), default=default.build, metavar="N", help="llama.cpp's build (default: %(default)s)")
+    search = parser.add_mutually_exclusive_group()
+    goals = get_args(Goal)
+    search.add_argument("--largest", choices=goals, help="find the largest that fits, and the flags to type")
+    search.add_argument(
+        "--sweep", nargs="?", type=_contexts, const=(), metavar="N,N,...", help="a table over contexts and cache types"
+    )
+    add("--sweep-types", type=_types, default=("f16", "q8_0", "q4_0"), metavar="T,T", help="default: f16,q8_0,q4_0")
 
 
 def settings_from(options: argparse.Namespace) -> Settings:
@@ -94,6 +103,18 @@ def _memory(text: str) -> tuple[str, float]:
     if not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MiB, such as CUDA0=24000")
     return name, _size_mib(size)
+
+
+def _contexts(text: str) -> tuple[int, ...]:
+    return tuple(_whole(1)(part) for part in text.split(","))
+
+
+def _types(text: str) -> tuple[str, ...]:
+    types = tuple(text.split(","))
+    unknown = [name for name in types if name not in CACHE_TYPES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(CACHE_TYPES)}")
+    return types
 
 
 def _shares(text: str) -> tuple[float, ...]:

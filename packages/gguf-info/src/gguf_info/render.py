@@ -18,6 +18,7 @@ from gguf_info.constants import type_name
 from gguf_info.diff import ModelDiff
 from gguf_info.document import flat_fields, summary_document
 from gguf_info.faults import Fault
+from gguf_info.fitting import SweepRow
 from gguf_info.memory import Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
@@ -34,6 +35,7 @@ __all__ = [
     "render_csv",
     "render_tables",
     "section_tables",
+    "sweep_table",
     "tensor_table",
     "verify_tables",
     "visible",
@@ -176,6 +178,23 @@ def estimate_tables(prediction: Estimate) -> list[Table]:
             (1,),
         ),
     ]
+
+
+def sweep_table(rows: Iterable[SweepRow]) -> Table:
+    """A sweep, in MiB."""
+    columns = ("context", "cache type", "KV", "compute at most", "used on devices", "fits")
+    lines = tuple(
+        (
+            f"{row.ctx_size:,}",
+            row.cache_type,
+            _mib(row.kv_bytes),
+            _mib(row.compute_high_bytes),
+            _mib(row.used_bytes),
+            _text(row.fits),
+        )
+        for row in rows
+    )
+    return Table("Contexts and cache types, MiB", columns, lines, (0, 2, 3, 4))
 
 
 def _device_table(prediction: Estimate) -> Table:
