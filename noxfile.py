@@ -99,7 +99,7 @@ def packaging(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     for name in PACKAGES:
         session.run("python", "-m", "build", "--outdir", str(wheels), f"packages/{name}", silent=False)
-    session.run("pytest", "tests/packaging", *session.posargs, env={"WHEELS": str(wheels.resolve())})
+    session.run("pytest", "-v", "tests/packaging", *session.posargs, env={"WHEELS": str(wheels.resolve())})
 
 
 @nox.session
@@ -108,7 +108,7 @@ def system(session: nox.Session) -> None:
     install(session, *group("test"), *editable(embedded=True))
     ensure_npm(session)
     session.run("opencode-harness", "install", ".")
-    session.run("pytest", "-m", "system", *session.posargs)
+    session.run("pytest", "-v", "-m", "system", *session.posargs)
 
 
 @nox.session

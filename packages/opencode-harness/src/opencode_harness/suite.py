@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +66,7 @@ def new_run_folder() -> Path:
     Raises:
         HarnessError: The folder of all runs belongs to somebody else, or cannot be made.
     """
-    home = Path(tempfile.gettempdir()) / f"opencode-harness-{getpass.getuser()}"
+    home = Path(tempfile.gettempdir()) / f"opencode-harness-{os.getuid()}"
     try:
         home.mkdir(mode=0o700, exist_ok=True)
         if home.is_symlink() or home.stat().st_uid != os.getuid():
