@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from opencode_harness.tui import TerminalStartError, Timeouts, TuiRun, run_opencode_tui
 
 FAKE = r"""
-import os, signal, sys, termios, tty
+import os, signal, subprocess, sys, termios, tty
 from pathlib import Path
 how = set(sys.argv[1].split(","))
 tty.setraw(0, termios.TCSANOW)
 Path("pid").write_text(str(os.getpid()))
 print("noise on stderr", file=sys.stderr, flush=True)
+if "daemon" in how:
+    options = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    start = f"import subprocess; print(subprocess.Popen(['sleep', '600'], {options}).pid)"
+    Path("daemon").write_bytes(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE).stdout)
 def draw(*rows):
     sys.stdout.write("\x1b[2J\x1b[H" + "\r\n".join(rows)); sys.stdout.flush()
 def key():
@@ -131,6 +137,14 @@ def test_a_program_that_ignores_ctrl_c_and_sigterm_is_killed(tmp_path: Path) -> 
     assert run.outcome == "done"
     assert run.exit_status == -9
     assert "timeout 'exit' is 0.3 s" in run.message
+
+
+@pytest.mark.parametrize("how", ["daemon", "daemon,dies", "daemon,stubborn"])
+def test_what_the_program_left_running_in_a_session_of_its_own_is_killed(tmp_path: Path, how: str) -> None:
+    drive(tmp_path, how, Timeouts(exit_s=0.3, settle_s=0.1))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # Dead already; whoever adopted it may not have collected its status yet.
+        assert psutil.Process(int((tmp_path / "daemon").read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -25,14 +25,16 @@ import os
 import re
 import signal
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 import pexpect
+import psutil
 
 from opencode_harness.dialogs import ENTER, Answer, Dialog, DialogAnswerer, find_dialog
 from opencode_harness.errors import HarnessError
@@ -73,6 +75,8 @@ _PASTE_S = 2.0
 _PRESS_AGAIN_S = 2.0
 # How long the processes get between SIGTERM and SIGKILL.
 _TERMINATE_S = 1.0
+# Every process of a run inherits this variable, and is found by it.
+_RUN_ID = "OPENCODE_HARNESS_RUN_ID"
 
 
 class TerminalStartError(HarnessError):
@@ -271,8 +275,9 @@ class _Terminal:
         self.exit_status: int | None = None
         self.last_output_s = 0.0
         self._unseen = b""
+        self._run_id = uuid.uuid4().hex
         try:
-            self._child = _spawn(argv, env, cwd, self.recording.stderr_path)
+            self._child = _spawn(argv, {**env, _RUN_ID: self._run_id}, cwd, self.recording.stderr_path)
         except (pexpect.ExceptionPexpect, OSError, ValueError) as error:
             self.recording.close()
             message = str(error).splitlines()[0]
@@ -338,11 +343,13 @@ class _Terminal:
 
     def kill(self) -> None:
         """End the process and everything that it started; harmless when nothing is left."""
-        family = _descendants(self._pid)
         self._signal(signal.SIGKILL)
-        for pid in family:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        # Those in sessions of their own, whose parent may be gone. One may start another while it is being killed.
+        while left := [process for process in _processes_of(self._run_id) if process.pid != self._pid]:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=_TERMINATE_S)
         if not self.ended:
             self._note_end()
         with contextlib.suppress(OSError, pexpect.ExceptionPexpect):
@@ -382,25 +389,14 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: Path, stderr_path: 
         )
 
 
-def _descendants(pid: int) -> list[int]:
-    """Processes below `pid`, those in sessions of their own included; none where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents():
-        children.setdefault(parent, []).append(child)
-    found, queue = [], [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
+def _processes_of(run_id: str) -> list[psutil.Process]:
+    """The running processes of a run, wherever they stand in the tree of processes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_RUN_ID) == run_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Every process and its parent (proc_pid_stat(5): the fields after the name in brackets)."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            yield int(entry.parent.name), int(fields[1])
 
 
 class _Conversation:
