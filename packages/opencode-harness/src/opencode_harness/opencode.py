@@ -21,7 +21,15 @@ _EXECUTABLE = Path("node_modules/.bin/opencode")
 _RIPGREP = "@vscode/ripgrep-*/bin/rg"
 # Checks what the lock file knows against it, and leaves it as it is. `npm ci` would refuse a lock file that was written
 # where the registry lacks some platform's package.
-_NPM_ARGUMENTS = ("install", "--no-save", "--no-audit", "--no-fund")
+_NPM_ARGUMENTS = (
+    "install",
+    "--no-save",
+    "--no-audit",
+    "--no-fund",
+    # npm's own patience with a registry that cannot be reached lasts for many minutes, without a word.
+    "--fetch-retry-mintimeout=1000",
+    "--fetch-retry-maxtimeout=5000",
+)
 _PROGRESS_EVERY_S = 2.0
 _VERSION_TIMEOUT_S = 60.0
 
