@@ -191,6 +191,74 @@ def test_request_lines_in_between_change_nothing(name: str, extra: list[tuple[in
     assert observed(parse(mixed)) == observed(parse(lines))
 
 
+# What servers of several builds print while they serve.
+SERVING = (
+    "{at}slot get_availabl: id  {slot} | task -1 | selected slot by LCP similarity, sim_best = 0.912 (> 0.100 thold)\n",
+    "{at}slot get_availabl: id  {slot} | task -1 | selected slot by LRU, t_last = 14\n",
+    "{at}srv  get_availabl: updating prompt cache\n",
+    "{at}srv   prompt_save:  - saving prompt with length {n}, total state size = 16.000 MiB\n",
+    "{at}slot prompt_clear: id  {slot} | task -1 | clearing prompt with {n} tokens\n",
+    "{at}slot launch_slot_: id  {slot} | task {task} | processing task, is_child = 0\n",
+    "{at}slot   operator(): id  {slot} | task {task} | new prompt, n_ctx_slot = 96, n_keep = 0, task.n_tokens = {n}\n",
+    "slot update_slots: id  {slot} | task {task} | new prompt, n_ctx_slot = 4096, n_keep = 0, n_prompt_tokens = {n}\n",
+    "{at}slot   operator(): id  {slot} | task {task} | cached n_tokens = {n}, memory_seq_rm [{n}, end)\n",
+    "slot update_slots: id  {slot} | task {task} | kv cache rm [{n}, end)\n",
+    "{at}slot update_slots: id  {slot} | task {task} | prompt processing done, n_tokens = {n}, batch.n_tokens = 1\n",
+    "{at}slot update_slots: id  {slot} | task {task} | forcing full prompt re-processing due to lack of cache data "
+    "(likely due to SWA or hybrid/recurrent memory, see the pull request)\n",
+    "{at}slot print_timing: id  {slot} | task {task} | prompt eval time =    1243.38 ms /   {n} tokens (  177.63 ms)\n",
+    "{at}slot print_timing: id  {slot} | task {task} |        eval time =      97.49 ms /     8 tokens (   12.19 ms)\n",
+    "slot print_timing: id  {slot} | task {task} | \nprompt eval time =     243.38 ms /   {n} tokens (  7.63 ms)\n"
+    "       eval time =      97.49 ms /     8 tokens (   12.19 ms)\n      total time =    1340.88 ms /    15 tokens\n",
+    "{at}slot      release: id  {slot} | task {task} | stop processing: n_tokens = {n}, truncated = 0\n",
+    "slot      release: id  {slot} | task {task} | stop processing: n_past = {n}, truncated = 1\n",
+    "{at}srv  update_slots: all slots are idle\n",
+    "{at}srv  log_server_r: done request: POST /v1/chat/completions 127.0.0.1 200\n",
+)
+# What may stand between.
+OTHERS = (
+    "srv    send_error: task id = {task}, error: Context size has been exceeded.\n",
+    "\x1b[32mslot      release: id  {slot} | task {task} | stop processing: n_tokens = {n}, truncated = 1\x1b[0m\n",
+    "slot launch_slot_: id  {slot} | task {task} | processing task\r\n",
+    "[60001] slot launch_slot_: id  {slot} | task {task} | processing task\n",
+    "what a user's own program printed\n",
+)
+
+
+def filled_in(templates: tuple[str, ...]) -> st.SearchStrategy[str]:
+    return st.builds(
+        lambda line, at, slot, task, n: line.format(at=at, slot=slot, task=task, n=n),
+        st.sampled_from(templates),
+        st.sampled_from(["", "12.05.522.363 I "]),
+        st.integers(0, 3),
+        st.integers(0, 5),
+        st.integers(0, 4096),
+    )
+
+
+serving_texts = st.lists(
+    st.one_of(
+        st.lists(filled_in(SERVING), max_size=20).map(lambda lines: "".join(lines * 3)),
+        st.lists(filled_in(SERVING), max_size=60).map("".join),
+        filled_in(OTHERS),
+    ),
+    max_size=4,
+).map("".join)
+
+
+@unhurried
+@given(st.sampled_from(["", *COMPLETE]), serving_texts, st.booleans())
+def test_requests_are_read_alike_line_by_line_and_in_blocks(name: str, serving: str, cut: bool) -> None:
+    text = "".join(lines_of(name) if name else []) + serving
+    text = text[:-9] if cut else text
+    line_by_line = parse(io.StringIO(text, newline="\n"))
+    try:
+        in_blocks = read_stream(io.BytesIO(text.encode())).runs
+    except VRAMReportError:
+        in_blocks = []
+    assert in_blocks == line_by_line
+
+
 @unhurried
 @given(complete_names, complete_names, st.integers(0, 2**32))
 def test_interleaved_router_children_are_read_like_each_alone(one: str, other: str, seed: int) -> None:

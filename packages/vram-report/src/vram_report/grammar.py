@@ -471,7 +471,12 @@ _REQUESTS = (
         rf"(?:task\.n_tokens|n_prompt_tokens) = (?P<tokens>\d+){END}",
         "b3761",
     ),
-    _row("req_kept", ", end)", rf"{_SLOT_TASK}.*(?:memory_seq_rm|kv cache rm) \[(?P<tokens>\d+), end\)", "b3761"),
+    _row(
+        "req_kept",
+        ", end)",
+        rf"{_SLOT_TASK}(?:(?:cached )?n_tokens = \d+, )?(?:memory_seq_rm|kv cache rm) \[(?P<tokens>\d+), end\)",
+        "b3761",
+    ),
     _row("req_done", "prompt processing done", rf"{_SLOT_TASK}prompt processing done", "b5000"),
     _row("req_timing", "print_timing: id", r"print_timing: id +(?P<slot>\d+) \| task (?P<task>\d+) \|", "b3761"),
     _row(

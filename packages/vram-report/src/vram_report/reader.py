@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from vram_report.capacity import DEFAULT_MARGIN_MIB
-from vram_report.document import LogReport, Source
+from vram_report.document import LogReport, Run, Source
 from vram_report.errors import LogNotFound, LogNotRecognized
-from vram_report.report import parse
+from vram_report.report import parse, parse_blocks
+from vram_report.serving import blocks
 
 __all__ = ["read_log", "read_stream"]
 
@@ -23,16 +24,27 @@ GZIP_MAGIC = b"\x1f\x8b"
 UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
-class _Lines:
-    """Counts of the lines and bytes that have been read so far."""
+class _Input:
+    """A log that is being read, with counts of its lines and bytes so far."""
 
     def __init__(self) -> None:
         self.lines = 0
         self.bytes = 0
 
-    def of(self, stream: BinaryIO) -> Iterator[str]:
-        """Yield the stream's lines with their line ends, counting."""
+    def runs(self, stream: BinaryIO, margin_mib: float) -> list[Run]:
+        """Read the whole stream."""
         stream, encoding = _decoder(stream)
+        if encoding == "utf-8":
+            return parse_blocks(self._blocks(stream), margin_mib=margin_mib)
+        return parse(self._decoded(stream, encoding), margin_mib=margin_mib)
+
+    def _blocks(self, stream: BinaryIO) -> Iterator[bytes]:
+        for block in blocks(stream):
+            self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
+            self.bytes += len(block)
+            yield block
+
+    def _decoded(self, stream: BinaryIO, encoding: str) -> Iterator[str]:
         counter = _Counter(stream, self)
         text = io.TextIOWrapper(cast(BinaryIO, counter), encoding=encoding, errors="replace", newline="\n")
         try:
@@ -46,7 +58,7 @@ class _Lines:
 class _Counter(io.BufferedIOBase):
     """A byte stream that counts what is read from it."""
 
-    def __init__(self, stream: BinaryIO, counts: _Lines) -> None:
+    def __init__(self, stream: BinaryIO, counts: _Input) -> None:
         self._stream = stream
         self._counts = counts
 
@@ -93,14 +105,14 @@ def read_stream(stream: BinaryIO, name: str = "-", *, margin_mib: float = DEFAUL
         LogNotRecognized: If nothing in the input is a llama.cpp server's.
         LogNotFound: If reading fails, for instance in a damaged gzip file.
     """
-    lines = _Lines()
+    log = _Input()
     try:
-        runs = parse(lines.of(stream), margin_mib=margin_mib)
+        runs = log.runs(stream, margin_mib)
     except (OSError, EOFError) as error:
         raise LogNotFound(name, str(error)) from error
     if not runs:
-        raise LogNotRecognized(name, lines.lines)
-    return LogReport(Source(name, lines.lines, lines.bytes), runs)
+        raise LogNotRecognized(name, log.lines)
+    return LogReport(Source(name, log.lines, log.bytes), runs)
 
 
 def read_log(path: str | Path, *, margin_mib: float = DEFAULT_MARGIN_MIB) -> LogReport:

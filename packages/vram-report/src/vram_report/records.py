@@ -8,13 +8,15 @@ A last line without its line end may be cut inside a number, so only records wit
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vram_report.grammar import FORMATS_BY_TRIGGER, LINE_STARTS, QUIET_STARTS, SLOT_TAILS, LineFormat
+from vram_report.serving import Stretch, segments
 
-__all__ = ["Record", "iter_records"]
+__all__ = ["Record", "iter_block_records", "iter_records"]
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[(?:0|1|3[0-9])m(?=\d+\.\d\d\.\d{3}|[IWED] |$)")
 WRAPPERS = tuple(
@@ -65,31 +67,66 @@ def iter_records(lines: Iterable[str]) -> Iterator[Record]:
         lines: The log's lines, with or without their line ends. When lines carry "\n", a last line without it
             counts as cut.
     """
-    terminated = False
-    for number, line in enumerate(lines, start=1):
-        start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
-        if line.startswith(QUIET_STARTS, start):
-            continue
-        if line.startswith("slot ", start):
-            bar = line.rfind("| ") + 2
-            rows = SLOT_ROWS.get(line[bar : bar + 9])
-            if rows is None:
-                rows = SLOT_ROWS.get(line[bar : bar + 19])
-        else:
-            rows = START_ROWS.get(line[start : start + 9])
-        if rows is not None and not rows:
-            continue
-        ended = line[-1:] == "\n"
-        cut = terminated and not ended
-        terminated = terminated or ended
-        record = _usual_record(number, line, rows) if rows else None
-        if record is not None:
-            if not cut or not record.fields:
-                yield record
-            continue
-        for record in _line_records(number, line):
-            if not cut or not record.fields:
-                yield record
+    return _LineReader().read(lines, TRIGGERS)
+
+
+def iter_block_records(parts: Iterable[bytes]) -> Iterator[Record | Stretch]:
+    """Yield what a log in UTF-8 says: stretches of request lines whole, and the records of all other lines.
+
+    Args:
+        parts: The log in blocks of whole lines, see `serving.blocks`.
+    """
+    reader = _LineReader()
+    for block in parts:
+        for text, is_stretch in segments(block):
+            if is_stretch:
+                yield reader.pass_stretch(text)
+            else:
+                lines = text.decode("utf-8", "replace")
+                triggers = [trigger for trigger in TRIGGERS if trigger in lines]
+                yield from reader.read(io.StringIO(lines, newline="\n"), triggers)
+
+
+class _LineReader:
+    """Turns lines into records, counting them."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._terminated = False
+
+    def pass_stretch(self, text: bytes) -> Stretch:
+        """Count the lines of a stretch that is read elsewhere."""
+        stretch = Stretch(text, self._number + 1, text.count(b"\n"))
+        self._number += stretch.lines
+        self._terminated = True
+        return stretch
+
+    def read(self, lines: Iterable[str], triggers: Sequence[str]) -> Iterator[Record]:
+        """Yield the records of the next lines, which hold no trigger but these."""
+        for number, line in enumerate(lines, start=self._number + 1):
+            self._number = number
+            start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
+            if line.startswith(QUIET_STARTS, start):
+                continue
+            rows = _usual_rows(line, start)
+            if rows is not None and not rows:
+                continue
+            ended = line.endswith("\n")
+            cut = self._terminated and not ended
+            self._terminated = self._terminated or ended
+            record = _usual_record(number, line, rows) if rows else None
+            for found in (record,) if record is not None else _line_records(number, line, triggers):
+                if not cut or not found.fields:
+                    yield found
+
+
+def _usual_rows(line: str, start: int) -> tuple[LineFormat, ...] | None:
+    """The formats to try on a line that a serving server prints all the time; None for any other line."""
+    if line.startswith("slot ", start):
+        bar = line.rfind("| ") + 2
+        rows = SLOT_ROWS.get(line[bar : bar + 9])
+        return rows if rows is not None else SLOT_ROWS.get(line[bar : bar + 19])
+    return START_ROWS.get(line[start : start + 9])
 
 
 def _usual_record(number: int, line: str, rows: tuple[LineFormat, ...]) -> Record | None:
@@ -100,8 +137,8 @@ def _usual_record(number: int, line: str, rows: tuple[LineFormat, ...]) -> Recor
     return None
 
 
-def _line_records(number: int, line: str) -> Iterator[Record]:
-    triggers = [trigger for trigger in TRIGGERS if trigger in line]
+def _line_records(number: int, line: str, possible: Sequence[str]) -> Iterator[Record]:
+    triggers = [trigger for trigger in possible if trigger in line]
     if not triggers:
         return
     port, text = _unwrap(line)

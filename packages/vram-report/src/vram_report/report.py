@@ -25,11 +25,11 @@ from vram_report.document import (
     Run,
 )
 from vram_report.findings import build_findings
-from vram_report.records import iter_records
+from vram_report.records import iter_block_records, iter_records
 from vram_report.requests import summarize
 from vram_report.runs import CacheFacts, ContextFacts, DeviceFacts, LoadFacts, RunFacts, split_runs
 
-__all__ = ["SCHEMA_VERSION", "build_run", "parse", "report_document"]
+__all__ = ["SCHEMA_VERSION", "build_run", "parse", "parse_blocks", "report_document"]
 
 SCHEMA_VERSION = 1
 PART_KINDS = {
@@ -55,6 +55,11 @@ def parse(lines: Iterable[str], *, margin_mib: float = DEFAULT_MARGIN_MIB) -> li
         One `Run` for each start; an empty list when no line is a llama.cpp server's.
     """
     return [build_run(facts, margin_mib) for facts in split_runs(iter_records(lines))]
+
+
+def parse_blocks(blocks: Iterable[bytes], *, margin_mib: float = DEFAULT_MARGIN_MIB) -> list[Run]:
+    """The same as `parse` for a log in UTF-8 bytes, in blocks of whole lines; much faster on long logs."""
+    return [build_run(facts, margin_mib) for facts in split_runs(iter_block_records(blocks))]
 
 
 def report_document(report: LogReport) -> dict[str, object]:

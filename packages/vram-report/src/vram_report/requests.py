@@ -9,13 +9,15 @@ tokens computed are those of its timing line, or the rest of the prompt when the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vram_report.document import FullReprocessing, Requests
 from vram_report.records import Record
+from vram_report.serving import SLOT_FACT, Stretch
 
-__all__ = ["REQUEST_KINDS", "RequestFacts", "Takeover", "summarize", "take_request"]
+__all__ = ["REQUEST_KINDS", "RequestFacts", "Takeover", "summarize", "take_request", "take_stretch"]
 
 
 @dataclass(eq=False, repr=False)
@@ -78,9 +80,12 @@ class RequestFacts:
     tokens_lost: int = 0
     worst_takeover: Takeover | None = None
 
-    def task(self, fields: Mapping[str, str | None]) -> Task:
-        """The running request that a line names."""
-        return self.running.setdefault(_number(fields, "task"), Task(slot=_number(fields, "slot")))
+    def task(self, slot: int, number: int) -> Task:
+        """The running request of that number."""
+        task = self.running.get(number)
+        if task is None:
+            task = self.running[number] = Task(slot=slot)
+        return task
 
 
 def _number(fields: Mapping[str, str | None], key: str) -> int:
@@ -92,56 +97,45 @@ def take_request(facts: RequestFacts, record: Record) -> None:
     HANDLERS[record.kind](facts, record)
 
 
-def _on_select(facts: RequestFacts, record: Record) -> None:
-    facts.saved_tokens.clear()
+def take_stretch(facts: RequestFacts, stretch: Stretch) -> tuple[int, int] | None:
+    """Add all facts of a stretch of request lines; returns the offsets of the first and the last of them."""
+    first = last = None
+    for match in stretch.facts():
+        STRETCH_HANDLERS[match.lastgroup or ""](facts, match, stretch)
+        first, last = first or match, match
+    return (first.start(), last.start()) if first and last else None
 
 
-def _on_save(facts: RequestFacts, record: Record) -> None:
-    facts.saved_tokens.add(_number(record.fields, "tokens"))
-
-
-def _on_clear(facts: RequestFacts, record: Record) -> None:
-    facts.held.pop(_number(record.fields, "slot"), None)
-
-
-def _on_launch(facts: RequestFacts, record: Record) -> None:
+def _launch(facts: RequestFacts, slot: int, number: int) -> None:
     facts.launched += 1
-    facts.running[_number(record.fields, "task")] = Task(slot=_number(record.fields, "slot"))
+    facts.running[number] = Task(slot=slot)
 
 
-def _on_prompt(facts: RequestFacts, record: Record) -> None:
-    facts.task(record.fields).prompt_tokens = _number(record.fields, "tokens")
-
-
-def _on_kept(facts: RequestFacts, record: Record) -> None:
-    task = facts.task(record.fields)
+def _keep(facts: RequestFacts, slot: int, number: int, kept: int) -> Held | None:
+    """Note the tokens kept from the cache; returns what the slot held when most of it was lost."""
+    task = facts.task(slot, number)
     if task.kept is not None:
-        return
-    task.kept = _number(record.fields, "tokens")
-    held = facts.held.pop(_number(record.fields, "slot"), None)
-    if held is None or held.tokens in facts.saved_tokens or task.kept * 2 >= held.tokens:
-        return
-    slot, number = _number(record.fields, "slot"), _number(record.fields, "task")
+        return None
+    task.kept = kept
+    held = facts.held.pop(slot, None)
+    if held is None or held.tokens in facts.saved_tokens or kept * 2 >= held.tokens:
+        return None
+    return held
+
+
+def _take_over(facts: RequestFacts, takeover: Takeover) -> None:
+    lost = takeover.held - takeover.kept
     facts.takeovers += 1
-    facts.tokens_lost += held.tokens - task.kept
+    facts.tokens_lost += lost
     worst = facts.worst_takeover
-    if worst is None or held.tokens - task.kept > worst.held - worst.kept:
-        facts.worst_takeover = Takeover(record.line, slot, number, held.task, held.tokens, task.kept)
+    if worst is None or lost > worst.held - worst.kept:
+        facts.worst_takeover = takeover
 
 
-def _on_done(facts: RequestFacts, record: Record) -> None:
-    facts.task(record.fields).prompt_done = True
-
-
-def _on_timing(facts: RequestFacts, record: Record) -> None:
-    facts.timing_task = _number(record.fields, "task")
-
-
-def _on_prompt_time(facts: RequestFacts, record: Record) -> None:
-    tokens = _number(record.fields, "tokens")
+def _time_prompt(facts: RequestFacts, ms: float, tokens: int) -> None:
     facts.timed += 1
     facts.prompt_timed_tokens += tokens
-    facts.prompt_ms += float(record.fields["ms"] or 0)
+    facts.prompt_ms += ms
     task = facts.running.get(facts.timing_task) if facts.timing_task is not None else None
     if task is None:
         facts.computed, facts.computed_known = facts.computed + tokens, True
@@ -149,21 +143,25 @@ def _on_prompt_time(facts: RequestFacts, record: Record) -> None:
         task.computed = tokens
 
 
-def _on_eval_time(facts: RequestFacts, record: Record) -> None:
-    facts.generated += _number(record.fields, "tokens")
+def _time_answer(facts: RequestFacts, ms: float, tokens: int) -> None:
+    facts.generated += tokens
     facts.generated_known = True
-    facts.eval_ms += float(record.fields["ms"] or 0)
+    facts.eval_ms += ms
 
 
-def _on_release(facts: RequestFacts, record: Record) -> None:
-    tokens = _number(record.fields, "tokens")
+def _release(facts: RequestFacts, slot: int, number: int, tokens: int) -> None:
     facts.max_slot_tokens = max(tokens, facts.max_slot_tokens or 0)
-    if record.fields["truncated"] in ("1", "true"):
-        facts.truncated += 1
-        facts.truncated_line = facts.truncated_line or record.line
-    number = _number(record.fields, "task")
-    facts.held[_number(record.fields, "slot")] = Held(number, tokens)
+    facts.held[slot] = Held(number, tokens)
     _count(facts, facts.running.pop(number, None))
+
+
+def _truncate(facts: RequestFacts, line: int) -> None:
+    facts.truncated += 1
+    facts.truncated_line = facts.truncated_line or line
+
+
+def _reprocess(facts: RequestFacts, line: int, reason: str, detail: str | None) -> None:
+    facts.full.append(FullReprocessing(line, f"{reason}, likely due to {detail}" if detail else reason))
 
 
 def _count(facts: RequestFacts, task: Task | None) -> None:
@@ -180,9 +178,61 @@ def _count(facts: RequestFacts, task: Task | None) -> None:
         facts.reused, facts.reuse_known = facts.reused + kept, True
 
 
+def _on_select(facts: RequestFacts, record: Record) -> None:
+    facts.saved_tokens.clear()
+
+
+def _on_save(facts: RequestFacts, record: Record) -> None:
+    facts.saved_tokens.add(_number(record.fields, "tokens"))
+
+
+def _on_clear(facts: RequestFacts, record: Record) -> None:
+    facts.held.pop(_number(record.fields, "slot"), None)
+
+
+def _on_launch(facts: RequestFacts, record: Record) -> None:
+    _launch(facts, _number(record.fields, "slot"), _number(record.fields, "task"))
+
+
+def _task_of(facts: RequestFacts, record: Record) -> Task:
+    return facts.task(_number(record.fields, "slot"), _number(record.fields, "task"))
+
+
+def _on_prompt(facts: RequestFacts, record: Record) -> None:
+    _task_of(facts, record).prompt_tokens = _number(record.fields, "tokens")
+
+
+def _on_kept(facts: RequestFacts, record: Record) -> None:
+    slot, number, kept = (_number(record.fields, key) for key in ("slot", "task", "tokens"))
+    held = _keep(facts, slot, number, kept)
+    if held is not None:
+        _take_over(facts, Takeover(record.line, slot, number, held.task, held.tokens, kept))
+
+
+def _on_done(facts: RequestFacts, record: Record) -> None:
+    _task_of(facts, record).prompt_done = True
+
+
+def _on_timing(facts: RequestFacts, record: Record) -> None:
+    facts.timing_task = _number(record.fields, "task")
+
+
+def _on_prompt_time(facts: RequestFacts, record: Record) -> None:
+    _time_prompt(facts, float(record.fields["ms"] or 0), _number(record.fields, "tokens"))
+
+
+def _on_eval_time(facts: RequestFacts, record: Record) -> None:
+    _time_answer(facts, float(record.fields["ms"] or 0), _number(record.fields, "tokens"))
+
+
+def _on_release(facts: RequestFacts, record: Record) -> None:
+    if record.fields["truncated"] in ("1", "true"):
+        _truncate(facts, record.line)
+    _release(facts, *(_number(record.fields, key) for key in ("slot", "task", "tokens")))
+
+
 def _on_full(facts: RequestFacts, record: Record) -> None:
-    reason, detail = record.fields["reason"] or "", record.fields["detail"]
-    facts.full.append(FullReprocessing(record.line, f"{reason}, likely due to {detail}" if detail else reason))
+    _reprocess(facts, record.line, record.fields["reason"] or "", record.fields["detail"])
 
 
 def _on_exceeded(facts: RequestFacts, record: Record) -> None:
@@ -206,9 +256,86 @@ HANDLERS: dict[str, Callable[[RequestFacts, Record], None]] = {
     "req_exceeded": _on_exceeded,
 }
 
-
 REQUEST_KINDS = frozenset(HANDLERS)
 """The kinds of records that this module takes."""
+
+Match = re.Match[bytes]
+NO_TASK = b"-1"
+
+
+def _at_select(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    if match[2] == NO_TASK:
+        facts.saved_tokens.clear()
+
+
+def _at_save(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    facts.saved_tokens.add(int(match["saved"]))
+
+
+def _at_clear(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    if match[2] == NO_TASK:
+        facts.held.pop(int(match[1]), None)
+
+
+def _at_launch(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    _launch(facts, int(match[1]), int(match[2]))
+
+
+def _at_prompt(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    facts.task(int(match[1]), int(match[2])).prompt_tokens = int(match["prompt"])
+
+
+def _at_kept(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    slot, number, kept = int(match[1]), int(match[2]), int(match["kept"])
+    held = _keep(facts, slot, number, kept)
+    if held is not None:
+        _take_over(facts, Takeover(stretch.line_at(match.start()), slot, number, held.task, held.tokens, kept))
+
+
+def _at_done(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    facts.task(int(match[1]), int(match[2])).prompt_done = True
+
+
+def _at_timing(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    facts.timing_task = int(match[2])
+
+
+def _at_prompt_time(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    if match.re is SLOT_FACT:
+        facts.timing_task = int(match[2])
+    _time_prompt(facts, float(match["prompt_ms"]), int(match["prompt_n"]))
+
+
+def _at_eval_time(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    _time_answer(facts, float(match["eval_ms"]), int(match["eval_n"]))
+
+
+def _at_release(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    if match["truncated"] == b"1":
+        _truncate(facts, stretch.line_at(match.start()))
+    _release(facts, int(match[1]), int(match[2]), int(match["held"]))
+
+
+def _at_full(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
+    detail = match["detail"]
+    text = detail.decode("utf-8", "replace") if detail else None
+    _reprocess(facts, stretch.line_at(match.start()), match["reason"].decode("utf-8", "replace"), text)
+
+
+STRETCH_HANDLERS: dict[str, Callable[[RequestFacts, Match, Stretch], None]] = {
+    "req_select": _at_select,
+    "req_save": _at_save,
+    "req_clear": _at_clear,
+    "req_launch": _at_launch,
+    "req_prompt": _at_prompt,
+    "req_kept": _at_kept,
+    "req_done": _at_done,
+    "req_timing": _at_timing,
+    "prompt_time": _at_prompt_time,
+    "eval_time": _at_eval_time,
+    "req_release": _at_release,
+    "req_full": _at_full,
+}
 
 
 def _rate(tokens: int, ms: float) -> float | None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from vram_report.grammar import STYLES
 from vram_report.records import Record
-from vram_report.requests import REQUEST_KINDS, RequestFacts, take_request
+from vram_report.requests import REQUEST_KINDS, RequestFacts, take_request, take_stretch
+from vram_report.serving import Stretch
 
 __all__ = [
     "BreakdownTable",
@@ -236,6 +237,20 @@ class RunSplitter:
         self._all: list[RunFacts] = []
         self._last_port: str | None = None
 
+    def take_stretch(self, stretch: Stretch) -> None:
+        """Add a stretch of request lines to the run in progress."""
+        run = self._current.get(None)
+        if run is None:
+            run = self._current[None] = RunFacts(stretch.line, stretch.line)
+            self._all.append(run)
+        idle = [offset for offset in stretch.idle_offsets() if offset >= 0]
+        if idle and run.ready_line is None:
+            _take(run, Record(stretch.line_at(idle[0]), "ready", {}, "", None, None))
+        said = sorted((*idle, *(take_stretch(run.requests, stretch) or ())))
+        if said:
+            run.substance = True
+            run.last_line = stretch.line_at(said[-1])
+
     def take(self, record: Record) -> RunFacts:
         """Add a record to the run it belongs to, and return that run."""
         port = record.port
@@ -262,11 +277,14 @@ class RunSplitter:
         return sorted(found, key=lambda run: run.first_line)
 
 
-def split_runs(records: Iterable[Record]) -> list[RunFacts]:
+def split_runs(records: Iterable[Record | Stretch]) -> list[RunFacts]:
     """Group the records of a whole log by server start."""
     splitter = RunSplitter()
     for record in records:
-        splitter.take(record)
+        if isinstance(record, Stretch):
+            splitter.take_stretch(record)
+        else:
+            splitter.take(record)
     return splitter.runs
 
 
