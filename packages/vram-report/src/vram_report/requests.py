@@ -98,12 +98,12 @@ def take_request(facts: RequestFacts, record: Record) -> None:
 
 
 def take_stretch(facts: RequestFacts, stretch: Stretch) -> tuple[int, int] | None:
-    """Add all facts of a stretch of request lines; returns the offsets of the first and the last of them."""
+    """Add all facts of a stretch of request lines; returns an offset in the first and in the last one's line."""
     first = last = None
     for match in stretch.facts():
         STRETCH_HANDLERS[match.lastgroup or ""](facts, match, stretch)
         first, last = first or match, match
-    return (first.start(), last.start()) if first and last else None
+    return (first.end() - 1, last.end() - 1) if first and last else None
 
 
 def _launch(facts: RequestFacts, slot: int, number: int) -> None:

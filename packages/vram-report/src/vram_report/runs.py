@@ -239,17 +239,19 @@ class RunSplitter:
 
     def take_stretch(self, stretch: Stretch) -> None:
         """Add a stretch of request lines to the run in progress."""
-        run = self._current.get(None)
-        if run is None:
-            run = self._current[None] = RunFacts(stretch.line, stretch.line)
-            self._all.append(run)
+        run = self._current.get(None) or RunFacts(stretch.line, stretch.line)
         idle = [offset for offset in stretch.idle_offsets() if offset >= 0]
         if idle and run.ready_line is None:
             _take(run, Record(stretch.line_at(idle[0]), "ready", {}, "", None, None))
         said = sorted((*idle, *(take_stretch(run.requests, stretch) or ())))
-        if said:
-            run.substance = True
-            run.last_line = stretch.line_at(said[-1])
+        if not said:
+            return
+        if self._current.get(None) is not run:
+            run.first_line = stretch.line_at(said[0])
+            self._current[None] = run
+            self._all.append(run)
+        run.substance = True
+        run.last_line = stretch.line_at(said[-1])
 
     def take(self, record: Record) -> RunFacts:
         """Add a record to the run it belongs to, and return that run."""
@@ -301,12 +303,12 @@ def _take(run: RunFacts, record: Record) -> None:
     run.last_line = record.line
     run.clock_s = record.clock_s if record.clock_s is not None else run.clock_s
     run.substance = run.substance or record.kind not in NOISE_KINDS
-    if record.style and STYLES.index(record.style) > STYLES.index(run.style):
-        run.style = record.style
     if record.kind in REQUEST_KINDS:
         take_request(run.requests, record)
-    else:
-        HANDLERS[record.kind](run, record, record.fields)
+        return
+    if record.style and STYLES.index(record.style) > STYLES.index(run.style):
+        run.style = record.style
+    HANDLERS[record.kind](run, record, record.fields)
 
 
 def _text(fields: Fields, key: str) -> str:
