@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ FAULTS = [
     ("prompt: !!python/object:os.system x\n", "1:9", "unsupported value", "quote"),
     ("prompt: hi\nfiles: {../x: y}\nstdout_contains: x\n", "2:9", "not a path inside", ""),
     ("prompt: hi\nfiles:\n  /etc/x: y\nstdout_contains: x\n", "3:3", "not a path inside", ""),
+    ("prompt: hi\nfiles: {a: x, a/b/c: y}\nstdout_contains: x\n", "2:15", "'a' is a file", ""),
+    ("prompt: hi\noutside_files:\n  ./a/b: x\n  a: y\nstdout_contains: x\n", "3:3", "'a' is a file", ""),
     ("prompt: hi\nproject_dir: a/../../b\nstdout_contains: x\n", "2:1", "project_dir", ""),
     ("prompt: hi\nturns: []\nstdout_contains: x\n", "2:1", "turns", ""),
     ("prompt: hi\nturns:\n  - txt: x\nstdout_contains: x\n", "3:5", "unknown key 'txt'", "did you mean 'text'?"),
@@ -104,6 +107,13 @@ def test_bytes_that_are_no_yaml_are_an_error_and_no_traceback(tmp_path: Path, ra
     path = tmp_path / "hostile.yaml"
     path.write_bytes(raw)
     with pytest.raises(ScenarioError, match="hostile"):
+        load_scenario(path)
+
+
+def test_a_pipe_is_an_error_and_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ScenarioError, match="not a regular file"):
         load_scenario(path)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import jsonschema
@@ -204,6 +204,19 @@ def _validate(source: YamlSource) -> None:
     if faults:
         raise _explained(source, faults[0])
     _check_patterns(source)
+    _check_files(source)
+
+
+def _check_files(source: YamlSource) -> None:
+    """No file may stand where another one, or the project, needs a folder."""
+    for key in ("files", "outside_files"):
+        names = source.data.get(key, {})
+        paths = {PurePosixPath(name): name for name in names}
+        for name in names:
+            for folder in PurePosixPath(name).parents:
+                if folder in paths:
+                    message = f"{paths[folder]!r} is a file, so {name!r} cannot lie below it"
+                    raise source.error((key, name), message)
 
 
 def _place_of(source: YamlSource, fault: jsonschema.ValidationError) -> Location:

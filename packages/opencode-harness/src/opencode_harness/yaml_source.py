@@ -6,6 +6,7 @@ refused, since each makes a scenario mean something else than it reads.
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def read_yaml(path: Path) -> YamlSource:
 
 def _read_text(path: Path) -> str:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for a writer
+            raise ScenarioError(path, None, None, "not a regular file")
         if path.stat().st_size > _LARGEST_BYTES:
             raise ScenarioError(path, None, None, f"larger than {_LARGEST_BYTES} bytes")
         return path.read_text(encoding="utf-8-sig")
