@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from opencode_harness import Outcome, TrialResult, TrialSpec, load_scenario, run_trial
 
@@ -114,3 +117,40 @@ def test_placeholders_in_the_prompt_are_the_trials_own_folders(tmp_path: Path, k
     assert result.outcome is Outcome.PASS, explanation
     requests = (result.artefacts / "requests.jsonl").read_text()
     assert f"look at {tmp_path / 'trial' / key}/x" in requests
+
+
+@pytest.mark.parametrize(
+    ("largest_file_bytes", "message"),
+    [
+        (300, r"cannot keep the records of example\.yaml.*\n.*free some space"),
+        (1500, r"example\.yaml:1: .*requests\.jsonl: "),
+    ],
+)
+def test_a_disk_that_fills_up_is_told_without_a_traceback_and_leaves_nothing_running(
+    tmp_path: Path, largest_file_bytes: int, message: str
+) -> None:
+    (tmp_path / "example.yaml").write_text(READ_KIWI + "screen_contains: kiwi\n")
+    # Files above this size cannot be written: the limit stands in for a full disk.
+    command = "import resource, sys; from opencode_harness.cli import main; "
+    command += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file_bytes},) * 2); sys.exit(main())"
+    arguments = ["example.yaml", "--server", "http://127.0.0.1:9", "--opencode", fake_opencode(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", command, "run", *arguments, "--run-dir", tmp_path / "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert re.search(message, output)
+    assert "Traceback" not in output
+    assert not [process for process in psutil.process_iter() if str(tmp_path) in " ".join(words(process))]
+
+
+def words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -8,6 +8,7 @@ import importlib.metadata
 import signal
 import sys
 import traceback
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except (HarnessError, LlamaLaunchError) as error:
         return _told(error, debug=options.debug)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        hint = "check the free space and the permissions of the run folder; --run-dir names another one"
+        return _told(HarnessError(f"{place}{error.strerror or error}", hint=hint), debug=options.debug)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -135,7 +140,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
-    command.add_argument("--server", metavar="URL", help="address of a running llama-server; none: start one")
+    command.add_argument(
+        "--server", type=_server_url, metavar="URL", help="address of a running llama-server; none: start one"
+    )
     command.add_argument(
         "--backend",
         choices=("auto", "embedded", "external"),
@@ -186,7 +193,17 @@ def _run_folder(chosen: Path | None) -> Path:
     if chosen is None:
         return new_run_folder()
     folder = chosen.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HarnessError(f"{folder} is not empty", hint="name a new folder: every run keeps its own logs")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise HarnessError(f"{folder} is not empty", hint="name a new folder: every run keeps its own logs")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(f"cannot make {folder}: {error.strerror}", hint="check --run-dir") from error
     return folder
+
+
+def _server_url(text: str) -> str:
+    parts = urllib.parse.urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:8080")
+    return text

@@ -19,6 +19,7 @@ from typing import Any
 from llama_launch import Client
 
 from opencode_harness.checks import CheckFailure, Evidence, ServedAnswer, ToolOutcome, evaluate
+from opencode_harness.errors import WorkspaceError
 from opencode_harness.isolation import ModelLimits, opencode_config, opencode_environment
 from opencode_harness.opencode import search_path
 from opencode_harness.opencode_log import OpenCodeLog
@@ -109,8 +110,16 @@ def run_trial(spec: TrialSpec) -> TrialResult:
     """Run one scenario once.
 
     Raises:
-        HarnessError: The trial's folders cannot be made, or OpenCode cannot be started.
+        HarnessError: The trial's folders cannot be made or written, or OpenCode cannot be started.
     """
+    try:
+        return _run_trial(spec)
+    except OSError as error:
+        message = f"cannot keep the records of {spec.scenario.path} in {spec.root}: {error.strerror or error}"
+        raise WorkspaceError(message, hint="free some space there, or name another run folder") from error
+
+
+def _run_trial(spec: TrialSpec) -> TrialResult:
     started = time.monotonic()
     layout = create_layout(spec.root)
     project = _lay_out(layout, spec.scenario)
