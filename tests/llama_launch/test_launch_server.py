@@ -188,6 +188,17 @@ def test_a_file_that_is_no_model_is_refused(fake_server: FakeServer, model: Path
         start(profile, tmp_path / "run")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_model_that_is_no_file_is_refused_and_not_waited_for(
+    fake_server: FakeServer, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    fake_server("well")
+    make(tmp_path / "odd.gguf")
+    profile = llama_launch.load_profile("smollm2-135m", {"model": str(tmp_path / "odd.gguf")})
+    with pytest.raises(ModelError, match=r"odd\.gguf: not a regular file"):
+        start(profile, tmp_path / "run")
+
+
 def test_a_model_that_was_cut_is_refused(fake_server: FakeServer, model: Path, tmp_path: Path) -> None:
     fake_server("well")
     model.write_bytes(model.read_bytes()[:-1])

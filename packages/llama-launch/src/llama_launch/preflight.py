@@ -133,6 +133,8 @@ def read_model(model: Path, source: str = "") -> ModelFile:
     elsewhere = "name the file that you have: --set model=PATH"
     hint = f"get {source}, or {elsewhere}" if source else elsewhere
     try:
+        if not stat.S_ISREG(model.stat().st_mode):  # opening a pipe would wait for a writer
+            raise ModelError(f"model {model}: not a regular file", hint=hint)
         with model.open("rb"):
             summary = gguf_info.read_summary(model)
             faults = gguf_info.verify(summary)
