@@ -134,7 +134,9 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
             _keep_opencode_log(layout)
             # OpenCode unpacks its native libraries here at every start and leaves them.
             shutil.rmtree(layout.tmp, ignore_errors=True)
-        problems = [Problem(fault.kind, fault.message) for fault in proxy.faults] or _problems(spec, run, proxy)
+        # OpenCode tries again, so the same fault may have been met several times.
+        faults = dict.fromkeys(Problem(fault.kind, fault.message) for fault in proxy.faults)
+        problems = list(faults) or _problems(spec, run, proxy)
         exchanges = proxy.exchanges
         tools = tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results())
     log.refresh()
