@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_is_told_without_a_traceback_and_leaves_nothing_run
     # Files above this size cannot be written: the limit stands in for a full disk.
     command = "import resource, sys; from opencode_harness.cli import main; "
     command += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file_bytes},) * 2); sys.exit(main())"
-    arguments = ["example.yaml", "--server", "http://127.0.0.1:9", "--opencode", fake_opencode(tmp_path)]
+    arguments = ["example.yaml", "--server", "http://127.0.0.1:9", "--opencode", str(fake_opencode(tmp_path))]
     done = subprocess.run(
         [sys.executable, "-c", command, "run", *arguments, "--run-dir", tmp_path / "run"],
         cwd=tmp_path,

@@ -1,0 +1,94 @@
+"""`estimate` for phantom models against the logs that a real server printed when it loaded the same phantoms.
+
+The numbers are read from fixtures/logs here, by expressions of their own; fixtures/record.py records them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf_info import Estimate, Settings, Summary, estimate, read_summary
+from phantoms import PHANTOMS, write_phantom
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
+MIB = 2**20
+Q8 = Settings(cache_type_k="q8_0", cache_type_v="q8_0")
+STARTS = {
+    "gpt-oss-20b.p4_unified_q8_c32768": replace(Q8, ctx_size=32_768, parallel=4, kv_unified=True),
+    "gpt-oss-20b.p4_unified_q8_c65536": replace(Q8, ctx_size=65_536, parallel=4, kv_unified=True),
+    "gpt-oss-20b.p4_unified_q8_c131072": replace(Q8, ctx_size=131_072, parallel=4, kv_unified=True),
+    "gpt-oss-20b.p4_divided_f16": Settings(ctx_size=32_768, parallel=4),
+    "gpt-oss-20b.p1_swa_full": Settings(ctx_size=16_384, parallel=1, kv_unified=True, swa_full=True),
+    "qwen3-8b.p2_unified_q8": replace(Q8, ctx_size=16_384, parallel=2, kv_unified=True),
+    "deepseek-v2-lite.p2_unified": Settings(ctx_size=16_384, parallel=2, kv_unified=True),
+    "granite-4-h-tiny.p3_unified": Settings(ctx_size=12_288, parallel=3, kv_unified=True),
+    "openelm-1b.p1": Settings(ctx_size=2048, parallel=1),
+}
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
+    folder = tmp_path_factory.mktemp("phantoms")
+    for name in PHANTOMS:
+        write_phantom(name, folder / f"{name}.gguf")
+    return {name: read_summary(folder / f"{name}.gguf") for name in PHANTOMS}
+
+
+@pytest.fixture(params=STARTS)
+def start(request: pytest.FixtureRequest, phantoms: dict[str, Summary]) -> tuple[str, Estimate]:
+    """The recorded log and the prediction of the same start, everything on the CPU as in the recording."""
+    name = str(request.param)
+    settings = STARTS[name]
+    log = (LOGS / f"xllamacpp-2026.10.11549.{name}.log").read_text(errors="replace")
+    on_the_cpu = replace(settings, n_gpu_layers=0)
+    return log, estimate(phantoms[name.split(".")[0]], on_the_cpu)
+
+
+def printed_mib(log: str, what: str) -> list[float]:
+    return [float(mib) for mib in re.findall(rf"{what} = +([\d.]+) MiB", log)]
+
+
+def in_mib(n_bytes: int) -> float:
+    return round(n_bytes / MIB, 2)
+
+
+def test_weights_equal_the_printed_buffer(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    assert printed_mib(log, "model buffer size") == [in_mib(predicted.weights_total_bytes)]
+
+
+def test_each_cache_equals_the_printed_one(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    found = re.findall(r"llama_kv_cache: size = +([\d.]+) MiB \( *(\d+) cells, +(\d+) layers, +\d+/(\d+) seqs", log)
+    expected = [(float(mib), int(cells), int(layers), int(streams)) for mib, cells, layers, streams in found]
+    caches = [part for part in predicted.cache if part.kind != "recurrent"]
+    assert [(in_mib(part.bytes), part.cells, part.layers, part.streams) for part in caches] == expected
+
+
+def test_recurrent_state_equals_the_printed_one(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    assert in_mib(predicted.recurrent_bytes) == sum(printed_mib(log, "RS buffer size"))
+
+
+def test_output_buffer_equals_the_printed_one(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    assert printed_mib(log, "output buffer size") == [in_mib(predicted.output_bytes)]
+
+
+def test_compute_buffer_is_within_the_stated_range(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    (printed,) = printed_mib(log, "compute buffer size")
+    assert predicted.compute.low_bytes <= printed * MIB <= predicted.compute.high_bytes
+
+
+def test_slots_are_those_that_the_server_announced(start: tuple[str, Estimate]) -> None:
+    log, predicted = start
+    match = re.search(r"n_slots = (\d+), n_ctx_slot = (\d+), kv_unified = '(\w+)'", log)
+    assert match is not None
+    slots = predicted.slots
+    assert (slots.n_slots, slots.n_ctx_slot) == (int(match[1]), int(match[2]))
+    if slots.n_slots > 1:
+        assert slots.kv_unified == (match[3] == "true")
