@@ -25,12 +25,21 @@ if TYPE_CHECKING:
         LogReport,
         Model,
         Offload,
+        Prediction,
         Requests,
         Run,
         Source,
     )
-    from vram_report.errors import CommandNotStarted, LogNotFound, LogNotRecognized, SelectionNotFound, VRAMReportError
+    from vram_report.errors import (
+        CommandNotStarted,
+        LogNotFound,
+        LogNotRecognized,
+        ModelNotRead,
+        SelectionNotFound,
+        VRAMReportError,
+    )
     from vram_report.formats import render_csv, render_html, render_markdown
+    from vram_report.prediction import read_model, with_model
     from vram_report.reader import read_log, read_stream
     from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
     from vram_report.report import parse, report_document
@@ -53,8 +62,10 @@ __all__ = [
     "LogNotRecognized",
     "LogReport",
     "Model",
+    "ModelNotRead",
     "Offload",
     "Page",
+    "Prediction",
     "Requests",
     "Run",
     "SelectionNotFound",
@@ -65,6 +76,7 @@ __all__ = [
     "comparison_document",
     "parse",
     "read_log",
+    "read_model",
     "read_stream",
     "render_csv",
     "render_html",
@@ -72,6 +84,7 @@ __all__ = [
     "render_tables",
     "report_document",
     "report_page",
+    "with_model",
 ]
 
 _HOMES = {
@@ -79,14 +92,19 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("Buffer", "Build", "Capacity", "Context", "Device", "Failure", "Finding", "FullReprocessing", "KVCache"),
-            *("KVPart", "LogReport", "Model", "Offload", "Requests", "Run", "Source"),
+            *("KVPart", "LogReport", "Model", "Offload", "Prediction", "Requests", "Run", "Source"),
         ),
         "document",
     ),
     **dict.fromkeys(
-        ("CommandNotStarted", "LogNotFound", "LogNotRecognized", "SelectionNotFound", "VRAMReportError"), "errors"
+        (
+            *("CommandNotStarted", "LogNotFound", "LogNotRecognized", "ModelNotRead", "SelectionNotFound"),
+            "VRAMReportError",
+        ),
+        "errors",
     ),
     **dict.fromkeys(("render_csv", "render_html", "render_markdown"), "formats"),
+    **dict.fromkeys(("read_model", "with_model"), "prediction"),
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
     **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page"), "render"),
     **dict.fromkeys(("parse", "report_document"), "report"),

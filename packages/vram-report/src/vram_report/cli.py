@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 # Modules that only some commands need are imported where they are used: a report should start quickly.
@@ -33,6 +34,7 @@ EXAMPLES = """examples:
   vram-report --format html server.log > a.html   one page with a bar for each device
   journalctl -u llama | vram-report -             from a pipe
   vram-report --fail-on out-of-memory server.log  exit status 1 if the start ran out of memory
+  vram-report --model m.gguf server.log           with what the model's file says and predicts
 
 other commands:
   vram-report compare A.log B.log                 side by side; slopes and the largest context
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--section", action="append", choices=SECTIONS, help="print only this section; may repeat")
     parser.add_argument("--run", type=int, metavar="N", help="show run N of the log, -1 for the last (default)")
     parser.add_argument("--device", metavar="NAME", help="show only this device")
+    parser.add_argument("--model", metavar="GGUF", help="the model's file: adds what the log lacks, and predictions")
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -189,6 +192,8 @@ def _margin(text: str) -> float:
 def _run(options: argparse.Namespace) -> int:
     options.logs += options.command
     reports = [_read(path, options.margin_mib) for path in options.logs]
+    if options.model is not None:
+        reports = _with_model(reports, options.model)
     shown = [select_run(report, options.run)[1] for report in reports]
     if options.format == "json":
         documents = [report_document(report) for report in reports]
@@ -199,6 +204,13 @@ def _run(options: argparse.Namespace) -> int:
         ]
         print(_drawn(pages, options.format), end="")
     return int(any(_fails(run, options.fail_on or ()) for run in shown))
+
+
+def _with_model(reports: Sequence[LogReport], model: str) -> list[LogReport]:
+    from vram_report.prediction import read_model, with_model
+
+    summary = read_model(model)
+    return [replace(report, runs=[with_model(run, summary) for run in report.runs]) for report in reports]
 
 
 def _run_compare(options: argparse.Namespace) -> int:

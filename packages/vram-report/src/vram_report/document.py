@@ -22,6 +22,7 @@ __all__ = [
     "LogReport",
     "Model",
     "Offload",
+    "Prediction",
     "Requests",
     "Run",
     "Source",
@@ -217,8 +218,29 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """One size by the model's file and by the log; low and high are the same where the prediction is exact.
+
+    Attributes:
+        quantity: `weights`, `kv`, `recurrent`, `output` or `compute`, over all devices.
+        predicted_mib: What the file predicts.
+        low_mib: The least that agrees with it.
+        high_mib: The most that agrees with it.
+        observed_mib: What the log printed, None when it did not.
+        agrees: None when there is nothing to compare with.
+    """
+
+    quantity: str
+    predicted_mib: float
+    low_mib: float
+    high_mib: float
+    observed_mib: float | None
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
 class Run:
-    """One server start, from its first line to its last."""
+    """One server start, from its first line to its last; `predictions` need the model's file, see `prediction`."""
 
     first_line: int
     last_line: int
@@ -235,6 +257,7 @@ class Run:
     capacity: Capacity
     requests: Requests | None
     findings: list[Finding]
+    predictions: list[Prediction] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     VRAMReportError            every error that this package raises on purpose
     ├── LogNotFound            the path cannot be opened
     ├── LogNotRecognized       the input holds no line that a llama.cpp server prints
+    ├── ModelNotRead           the model's file cannot be read, or gguf-info is missing
     ├── CommandNotStarted      the command to follow cannot be started
     ├── NothingToFollow        neither a log nor a command was given to follow, or both
     └── SelectionNotFound      a run, section or device that was asked for is not in the report
@@ -16,6 +17,7 @@ __all__ = [
     "CommandNotStarted",
     "LogNotFound",
     "LogNotRecognized",
+    "ModelNotRead",
     "NothingToFollow",
     "SelectionNotFound",
     "VRAMReportError",
@@ -66,6 +68,10 @@ class SelectionNotFound(VRAMReportError):
         self.kind = kind
         self.wanted = wanted
         self.available = available
+
+
+class ModelNotRead(VRAMReportError):
+    """The model's file cannot be read, or gguf-info, which reads it, is not installed."""
 
 
 class CommandNotStarted(VRAMReportError):

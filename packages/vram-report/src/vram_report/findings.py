@@ -429,5 +429,5 @@ RULES: dict[str, Rule] = {
 }
 """The rules by the code that they report."""
 
-CODES: tuple[str, ...] = tuple(RULES)
-"""Every finding's code, in report order."""
+CODES: tuple[str, ...] = (*RULES, "other-model", "prediction-differs")
+"""Every finding's code, in report order; the last two come from `prediction`, with a model's file."""

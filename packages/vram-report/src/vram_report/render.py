@@ -153,6 +153,25 @@ def _breakdown(run: Run) -> list[Table]:
     return [
         Table("VRAM breakdown", head, rows, tuple(range(1, len(head)))),
         Table("Devices", ("device", "description", "kind"), names),
+        *_predicted(run),
+    ]
+
+
+def _predicted(run: Run) -> list[Table]:
+    if not run.predictions:
+        return []
+    rows = tuple(
+        (
+            item.quantity,
+            _text(item.predicted_mib),
+            DASH if item.low_mib == item.high_mib else f"{_text(item.low_mib)} to {_text(item.high_mib)}",
+            _text(item.observed_mib),
+            _text(item.agrees),
+        )
+        for item in run.predictions
+    )
+    return [
+        Table("Predicted from the model file", ("MiB", "predicted", "range", "observed", "agrees"), rows, (1, 2, 3))
     ]
 
 

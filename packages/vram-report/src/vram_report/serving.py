@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 __all__ = ["SLOT_FACT", "Stretch", "blocks", "segments"]
 
@@ -54,7 +54,7 @@ LONGEST_LINE_BYTES = 1 << 23
 SHORTEST_BYTES = 1 << 11
 
 
-class Stretch(NamedTuple):
+class Stretch:
     """Consecutive request lines.
 
     Attributes:
@@ -63,13 +63,19 @@ class Stretch(NamedTuple):
         lines: How many there are.
     """
 
-    text: bytes
-    line: int
-    lines: int
+    def __init__(self, text: bytes, line: int, lines: int) -> None:
+        self.text = text
+        self.line = line
+        self.lines = lines
+        self._counted = (0, line)
 
     def line_at(self, offset: int) -> int:
-        """The number of the line at an offset."""
-        return self.line + self.text.count(b"\n", 0, offset)
+        """The number of the line at an offset; cheap when asked for in the order of the text."""
+        start, line = self._counted
+        if offset < start:
+            start, line = 0, self.line
+        self._counted = (offset, line + self.text.count(b"\n", start, offset))
+        return self._counted[1]
 
     def idle_offsets(self) -> tuple[int, int]:
         """Where it first and last says that the server is idle; -1 when it never does."""

@@ -1,0 +1,196 @@
+"""A log beside its model's file: what the log lacks is taken from the file, and sizes are predicted and compared.
+
+The rule: this module alone knows gguf-info, which is installed by the extra `model` and imported when it is needed.
+A predicted size agrees when it equals the printed one to the printed digits; a compute buffer agrees when it lies in
+the prediction's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from vram_report.document import Finding, Model, Prediction, Run
+from vram_report.errors import ModelNotRead
+
+if TYPE_CHECKING:
+    from gguf_info import Estimate, Settings, Summary
+
+__all__ = ["read_model", "with_model"]
+
+MIB = 2**20
+PRINTED_STEP_MIB = 0.01
+FLASH: dict[str, Literal["on", "off"]] = {"enabled": "on", "disabled": "off", "on": "on", "off": "off"}
+# What must be the same in the log and in the file, if both are of one model.
+IDENTITY = ("architecture", "n_layer", "n_embd", "n_ctx_train", "n_expert")
+
+
+def read_model(path: str | Path) -> Summary:
+    """Read the header of a GGUF file.
+
+    Raises:
+        ModelNotRead: If it cannot be read, or gguf-info is not installed.
+    """
+    try:
+        import gguf_info
+    except ImportError as error:
+        raise ModelNotRead("--model needs gguf-info", "pip install 'vram-report[model]'") from error
+    try:
+        return gguf_info.read_summary(Path(path))
+    except (OSError, gguf_info.GGUFError) as error:
+        raise ModelNotRead(str(error), getattr(error, "hint", "") or "Give the model's GGUF file.") from error
+
+
+def with_model(run: Run, summary: Summary) -> Run:
+    """The run with the model's unknown values filled in from its file, and with predictions beside what was observed.
+
+    A file of another model adds nothing but a finding that says so.
+    """
+    known = _model(summary)
+    differing = [
+        f"{name}: {logged} in the log, {in_file} in the file"
+        for name in IDENTITY
+        if (logged := getattr(run.model, name)) is not None
+        and (in_file := getattr(known, name)) is not None
+        and logged != in_file
+    ]
+    if differing:
+        message = f"The file is not the model of this log ({'; '.join(differing)}), so nothing is taken from it."
+        return replace(run, findings=[*run.findings, Finding("other-model", "warning", message, None)])
+    run = replace(run, model=_filled(run.model, known))
+    predictions = _predictions(run, summary)
+    return replace(run, predictions=predictions, findings=[*run.findings, *_differences(predictions)])
+
+
+def _filled(model: Model, known: Model) -> Model:
+    unknown = (field.name for field in fields(model) if getattr(model, field.name) is None)
+    return replace(model, **{name: getattr(known, name) for name in unknown})
+
+
+def _model(summary: Summary) -> Model:
+    architecture, attention, moe, rope = summary.architecture, summary.attention, summary.moe, summary.rope
+    tensors, tokenizer = summary.tensors, summary.tokenizer
+    size_bytes = tensors.bytes if tensors else None
+    return Model(
+        path=summary.file.path,
+        architecture=summary.general.architecture,
+        name=summary.general.name,
+        file_type=summary.general.file_type,
+        parameters=tensors.parameters if tensors else None,
+        size_mib=round(size_bytes / MIB, 2) if size_bytes is not None else None,
+        bits_per_weight=round(8 * size_bytes / tensors.parameters, 2) if tensors and size_bytes is not None else None,
+        n_ctx_train=architecture.context_length if architecture else None,
+        n_layer=architecture.block_count if architecture else None,
+        n_embd=architecture.embedding_length if architecture else None,
+        n_head=_numbers(attention.head_count) if attention else None,
+        n_head_kv=_numbers(attention.head_count_kv) if attention else None,
+        n_embd_head_k=attention.key_length if attention else None,
+        n_embd_head_v=attention.value_length if attention else None,
+        n_swa=attention.sliding_window if attention else None,
+        n_ff=_numbers(architecture.feed_forward_length) if architecture else None,
+        n_vocab=(architecture.vocab_size if architecture else None) or (tokenizer.tokens if tokenizer else None),
+        n_expert=moe.expert_count if moe else None,
+        n_expert_used=_whole(moe.expert_used_count) if moe else None,
+        expert_used_percent=moe.expert_used_percent if moe else None,
+        rope_scaling=rope.scaling_type if rope else None,
+        rope_scaling_factor=rope.scaling_factor if rope else None,
+        rope_freq_base=rope.freq_base if rope else None,
+        n_ctx_orig=rope.original_context_length if rope else None,
+    )
+
+
+def _numbers(value: object) -> int | list[int] | None:
+    if isinstance(value, int):
+        return value
+    return [int(number) for number in value] if isinstance(value, (list, tuple)) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _predictions(run: Run, summary: Summary) -> list[Prediction]:
+    """The sizes of this start by the file, each beside what the log printed; none when the log says no context."""
+    import gguf_info
+
+    settings = _settings(run)
+    if settings is None:
+        return []
+    try:
+        predicted = gguf_info.estimate(summary, settings)
+    except gguf_info.GGUFError as error:
+        raise ModelNotRead(str(error), error.hint) from error
+    return list(_compared(run, predicted))
+
+
+def _settings(run: Run) -> Settings | None:
+    """The start as the log tells it."""
+    import gguf_info
+
+    context, cache = run.context, run.kv_cache
+    if context.n_ctx is None:
+        return None
+    gpus = [device.name for device in run.devices if device.kind in ("gpu", "igpu", "accel", "rpc")]
+    cells = {part.kind: part.cells for part in cache.parts}
+    usual = gguf_info.Settings
+    return gguf_info.Settings(
+        ctx_size=context.n_ctx,
+        parallel=context.n_slots or 1,
+        kv_unified=context.kv_unified,
+        cache_type_k=cache.type_k or usual.cache_type_k,
+        cache_type_v=cache.type_v or usual.cache_type_v,
+        batch_size=context.n_batch or usual.batch_size,
+        ubatch_size=context.n_ubatch or usual.ubatch_size,
+        flash_attn=FLASH.get(context.flash_attn or "", "auto"),
+        n_gpu_layers=run.offload.layers if gpus else 0,
+        swa_full="swa" in cells and cells["swa"] == cells.get("non-swa"),
+        memory_mib=dict.fromkeys(gpus),
+        build=run.build.number or usual.build,
+    )
+
+
+def _compared(run: Run, predicted: Estimate) -> Iterator[Prediction]:
+    yield _exact("weights", predicted.weights_gpu_bytes + predicted.weights_host_bytes, *_printed(run, "weights"))
+    yield _exact("kv", predicted.kv_bytes, *_printed(run, "kv"))
+    if predicted.recurrent_bytes:
+        yield _exact("recurrent", predicted.recurrent_bytes, *_printed(run, "recurrent"))
+    yield _exact("output", predicted.output_bytes, *_printed(run, "output"))
+    observed, _ = _printed(run, "compute")
+    low, high = predicted.compute.low_bytes / MIB, predicted.compute.high_bytes / MIB
+    agrees = None if observed is None else low <= observed <= high
+    yield Prediction("compute", _mib(predicted.compute.bytes), round(low, 2), round(high, 2), observed, agrees)
+
+
+def _exact(quantity: str, n_bytes: int, observed: float | None, buffers: int) -> Prediction:
+    mib = _mib(n_bytes)
+    agrees = None if observed is None else abs(mib - observed) <= PRINTED_STEP_MIB * (buffers + 1) / 2
+    return Prediction(quantity, mib, mib, mib, observed, agrees)
+
+
+def _printed(run: Run, kind: str) -> tuple[float | None, int]:
+    """MiB of the model's buffers of a kind together, and how many there are; copies of repacked weights left out."""
+    found = [
+        buffer.mib
+        for buffer in run.buffers
+        if buffer.kind == kind and buffer.role == "model" and not buffer.buffer.endswith("_REPACK")
+    ]
+    return (round(sum(found), 2), len(found)) if found else (None, 0)
+
+
+def _mib(n_bytes: int) -> float:
+    return round(n_bytes / MIB, 2)
+
+
+def _differences(predictions: list[Prediction]) -> Iterator[Finding]:
+    for item in predictions:
+        if item.agrees is not False or item.observed_mib is None:
+            continue
+        exact = item.low_mib == item.high_mib
+        expected = f"{item.predicted_mib:,.2f} MiB" if exact else f"{item.low_mib:,.2f} to {item.high_mib:,.2f} MiB"
+        message = (
+            f"{item.quantity}: the server took {item.observed_mib:,.2f} MiB, the model's file predicts {expected}. "
+        )
+        message += "The log may be of another file or build, or of flags that it does not print."
+        yield Finding("prediction-differs", "info", message, None)
