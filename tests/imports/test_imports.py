@@ -25,8 +25,9 @@ ONLY_IN = {
     ("opencode_harness", "pyte"): "screen",
     ("opencode_harness", "pytest"): "pytest_plugin",
     ("llama_launch", "xllamacpp"): "embedded",
+    ("vram_report", "pynvml"): "gpu_watch",
 }
-DISTRIBUTION_OF = {"yaml": "pyyaml"}
+DISTRIBUTION_OF = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
 # vram-report knows gguf-info only through its optional extra, from one module.
 OPTIONAL_SIBLING = ("vram_report", "gguf_info")
 

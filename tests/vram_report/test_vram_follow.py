@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from vram_report.cli import main
-from vram_report.follow import follow_file
+from vram_report.follow import Follower, follow_file
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "logs"
 READY = FOLDER / "xllamacpp-2026.10.11549.p1.log"
@@ -43,7 +43,8 @@ def test_a_growing_log_is_read_until_the_server_is_ready(tmp_path: Path) -> None
     writer = threading.Thread(target=write_the_rest)
     writer.start()
     first_part_read.set()
-    follower = follow_file(path, timeout_s=30)
+    follower = Follower(str(path))
+    follow_file(follower, path, timeout_s=30)
     writer.join()
     report = follower.report()
     assert report is not None
@@ -59,7 +60,8 @@ def test_time_up_reports_what_is_known(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_an_allocation_failure_that_is_retried_does_not_end_the_wait() -> None:
-    follower = follow_file(RETRIED, timeout_s=0)
+    follower = Follower(str(RETRIED))
+    follow_file(follower, RETRIED, timeout_s=0)
     assert not follower.has_failed
     assert not follower.has_given_up
 

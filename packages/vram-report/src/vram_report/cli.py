@@ -7,6 +7,7 @@ was asked to look for, 2 usage or bad input, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 # Modules that only some commands need are imported where they are used: a report should start quickly.
 from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Run
-from vram_report.errors import CommandNotStarted, LogNotRecognized, NothingToFollow, VRAMReportError
+from vram_report.errors import CommandNotStarted, GPUNotWatched, LogNotRecognized, NothingToFollow, VRAMReportError
 from vram_report.findings import CODES
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
@@ -24,6 +25,7 @@ from vram_report.report import report_document
 
 if TYPE_CHECKING:
     from vram_report.follow import Follower
+    from vram_report.gpu_watch import GPUWatch
 
 __all__ = ["main"]
 
@@ -51,8 +53,10 @@ FOLLOW_EXAMPLES = """examples:
   vram-report follow server.log                              report when the server is ready or has failed
   vram-report follow --timeout 120 server.log                wait two minutes at most
   vram-report follow -- llama-server -lv 4 -m model.gguf     start the server, pass its output to stderr
+  vram-report follow --watch-gpu server.log                  and the GPUs' memory: peak, drift by request
 
-Exit status: 0 the server came up, 1 it failed or the time is up, 2 no server in the log, 3 the command cannot start.
+Exit status: 0 the server came up, 1 it failed or the time is up, 2 no server in the log, 3 the command cannot start,
+or the GPUs cannot be watched.
 """
 FORMATS = ("table", "json", "markdown", "html", "csv")
 SEVERITIES = ("error", "warning", "info")
@@ -96,7 +100,7 @@ def _refuse(error: VRAMReportError, debug: bool) -> int:
     print(f"error: {visible(error.message)}", file=sys.stderr)
     if error.hint:
         print(f"hint: {visible(error.hint)}", file=sys.stderr)
-    return 3 if isinstance(error, CommandNotStarted) else 2
+    return 3 if isinstance(error, (CommandNotStarted, GPUNotWatched)) else 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,6 +164,9 @@ def _follow_parser() -> argparse.ArgumentParser:
     parser.add_argument("log", nargs="?", metavar="LOG", help="a log file; none when a command follows --")
     parser.add_argument("--format", choices=FORMATS, default="table", help="how to print (default: table)")
     parser.add_argument("--section", action="append", choices=SECTIONS, help="print only this section; may repeat")
+    parser.add_argument(
+        "--watch-gpu", action="store_true", help="watch the GPUs' memory (NVML) until the server ends, or Ctrl-C"
+    )
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds to wait for the log at most")
     _add_common(parser)
     return parser
@@ -227,23 +234,56 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _run_follow(options: argparse.Namespace) -> int:
-    from vram_report.follow import follow_command, follow_file
+    from vram_report.follow import Follower
 
     if bool(options.log) == bool(options.command):
         raise NothingToFollow
-    if options.command:
-        follower = follow_command(
-            options.command,
-            on_ready=lambda follower: _show(follower, options),
-            echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
-            margin_mib=options.margin_mib,
-        )
-        if not follower.is_ready:
-            _show(follower, options)
-    else:
-        follower = follow_file(options.log, margin_mib=options.margin_mib, timeout_s=options.timeout)
+    follower = Follower(options.log or options.command[0], margin_mib=options.margin_mib)
+    if options.watch_gpu:
+        return _run_watched(follower, options)
+    _follow(follower, options, None)
+    return int(not follower.is_ready)
+
+
+def _follow(follower: Follower, options: argparse.Namespace, watch: GPUWatch | None) -> None:
+    """Follow the log or the command, and show the report when the server is ready or has failed."""
+    from vram_report.follow import follow_command, follow_file
+
+    shown = False
+
+    def show() -> None:
+        nonlocal shown
+        shown = True
+        if watch is not None:
+            watch.take()
         _show(follower, options)
-    return 0 if follower.is_ready else 1
+
+    if options.command:
+        follow_command(
+            follower,
+            options.command,
+            on_ready=show,
+            echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
+        )
+    else:
+        follow_file(follower, options.log, timeout_s=options.timeout, on_ready=show if watch else None)
+    if not shown:
+        show()
+
+
+def _run_watched(follower: Follower, options: argparse.Namespace) -> int:
+    """Follow with the GPUs' memory watched until the server ends, the time is up, or Ctrl-C."""
+    from vram_report.gpu_watch import GPUWatch, open_nvml, watch_document, watch_tables
+
+    with GPUWatch(open_nvml(), lambda: follower.requests) as watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(follower, options, watch)
+        figures = watch.figures(follower.devices)
+    if options.format == "json":
+        print(_json(watch_document(figures)))
+    else:
+        print(_drawn([Page("GPU memory", None, watch_tables(figures))], options.format), end="")
+    return int(not follower.is_ready)
 
 
 def _show(follower: Follower, options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@
     ├── LogNotFound            the path cannot be opened
     ├── LogNotRecognized       the input holds no line that a llama.cpp server prints
     ├── ModelNotRead           the model's file cannot be read, or gguf-info is missing
+    ├── GPUNotWatched          the driver does not answer, or nvidia-ml-py is missing
     ├── CommandNotStarted      the command to follow cannot be started
     ├── NothingToFollow        neither a log nor a command was given to follow, or both
     └── SelectionNotFound      a run, section or device that was asked for is not in the report
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 __all__ = [
     "CommandNotStarted",
+    "GPUNotWatched",
     "LogNotFound",
     "LogNotRecognized",
     "ModelNotRead",
@@ -72,6 +74,10 @@ class SelectionNotFound(VRAMReportError):
 
 class ModelNotRead(VRAMReportError):
     """The model's file cannot be read, or gguf-info, which reads it, is not installed."""
+
+
+class GPUNotWatched(VRAMReportError):
+    """The GPUs that were asked for cannot be watched."""
 
 
 class CommandNotStarted(VRAMReportError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vram_report.capacity import DEFAULT_MARGIN_MIB
-from vram_report.document import LogReport, Source
+from vram_report.document import Device, LogReport, Source
 from vram_report.errors import CommandNotStarted, LogNotFound
 from vram_report.records import iter_records
 from vram_report.report import build_run
@@ -23,6 +23,9 @@ __all__ = ["Follower", "follow_command", "follow_file"]
 
 POLL_S = 0.1
 """How often a file is looked at for new lines; there is no portable way to be told."""
+
+GRACE_S = 5.0
+"""How long a command may take to end after SIGTERM before it is killed."""
 
 FAILURE_SILENCE_S = 2.0
 """A failed server that has printed nothing for so long will not retry."""
@@ -71,6 +74,22 @@ class Follower:
         """True once a failed start has said that it exits."""
         return self.has_failed and self._latest is not None and self._latest.exit_line is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the latest server has said that it exits."""
+        return self._latest is not None and self._latest.exit_line is not None
+
+    @property
+    def requests(self) -> int | None:
+        """Requests that the latest server has begun; None while it is not ready."""
+        return self._latest.requests.launched if self._latest is not None and self.is_ready else None
+
+    @property
+    def devices(self) -> list[Device]:
+        """The latest server's devices."""
+        report = self.report()
+        return report.runs[-1].devices if report else []
+
     def report(self) -> LogReport | None:
         """The report so far, or None when no line was a server's."""
         runs = [build_run(facts, self._margin_mib) for facts in self._splitter.runs]
@@ -78,20 +97,21 @@ class Follower:
 
 
 def follow_file(
-    path: str | Path, *, margin_mib: float = DEFAULT_MARGIN_MIB, timeout_s: float | None = None
-) -> Follower:
+    follower: Follower, path: str | Path, *, timeout_s: float | None = None, on_ready: Callable[[], None] | None = None
+) -> None:
     """Read a growing log until its server is ready, has failed, or the time is up.
 
     Args:
+        follower: Takes the lines.
         path: The log; it must exist.
-        margin_mib: MiB to keep free on each device.
         timeout_s: Seconds to wait at most; None waits for ever.
+        on_ready: Called once when the server is ready; reading then goes on until the server has ended.
 
     Raises:
         LogNotFound: If the file cannot be opened or read.
     """
-    follower = Follower(str(path), margin_mib=margin_mib)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    told = False
     try:
         with Path(path).open("rb") as stream:
             silent_since = [time.monotonic()]
@@ -104,11 +124,13 @@ def follow_file(
 
             for _ in follower.feed(_growing_lines(stream, goes_on)):
                 silent_since[0] = time.monotonic()
-                if follower.is_ready or follower.has_given_up:
+                if follower.is_ready and on_ready is not None and not told:
+                    told = True
+                    on_ready()
+                if follower.has_given_up or (follower.has_ended if told else follower.is_ready):
                     break
     except OSError as error:
         raise LogNotFound(str(path), error.strerror or str(error)) from error
-    return follower
 
 
 def _growing_lines(stream: BinaryIO, goes_on: Callable[[], bool]) -> Iterator[bytes]:
@@ -128,24 +150,19 @@ def _growing_lines(stream: BinaryIO, goes_on: Callable[[], bool]) -> Iterator[by
 
 
 def follow_command(
-    command: Sequence[str],
-    *,
-    on_ready: Callable[[Follower], None],
-    echo: Callable[[bytes], None],
-    margin_mib: float = DEFAULT_MARGIN_MIB,
-) -> Follower:
+    follower: Follower, command: Sequence[str], *, on_ready: Callable[[], None], echo: Callable[[bytes], None]
+) -> None:
     """Start a server, pass its output on, and say when it is ready; returns when the server has ended.
 
     Args:
+        follower: Takes the lines.
         command: The server's argv.
         on_ready: Called once, when the server is ready.
         echo: Receives each line of the server's output.
-        margin_mib: MiB to keep free on each device.
 
     Raises:
         CommandNotStarted: If the command cannot be started.
     """
-    follower = Follower(command[0], margin_mib=margin_mib)
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -154,15 +171,22 @@ def follow_command(
         try:
             _pass_on(process, follower, on_ready, echo)
         except BaseException:
-            process.terminate()
+            _end(process)
             raise
-    return follower
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _pass_on(
     process: subprocess.Popen[bytes],
     follower: Follower,
-    on_ready: Callable[[Follower], None],
+    on_ready: Callable[[], None],
     echo: Callable[[bytes], None],
 ) -> None:
     stream = process.stdout
@@ -178,4 +202,4 @@ def _pass_on(
     for _ in follower.feed(lines()):
         if follower.is_ready and not told:
             told = True
-            on_ready(follower)
+            on_ready()
