@@ -454,7 +454,7 @@ _REQUESTS = (
         "selected slot by ",
         r"id +(?P<slot>\d+) \| task -1 \| selected slot by (?P<how>LRU|LCP similarity|id)",
     ),
-    _row("req_clear", "clearing prompt", r"id +(?P<slot>\d+) \| task -1 \| clearing prompt"),
+    _row("req_clear", "clearing prompt", r"id +(?P<slot>\d+) \| task -1 \| clearing prompt(?! with 0 tokens)"),
     _row("req_save", "saving prompt with length ", rf"saving prompt with length (?P<tokens>\d+){END}", "b6723"),
     _row("req_launch", "processing task", rf"{_SLOT_TASK}processing task", "b3761"),
     _row(

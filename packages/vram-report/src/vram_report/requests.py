@@ -282,7 +282,8 @@ def _at_launch(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
 
 
 def _at_prompt(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
-    facts.task(int(match[1]), int(match[2])).prompt_tokens = int(match["prompt"])
+    number = int(match[2])
+    (facts.running.get(number) or facts.task(int(match[1]), number)).prompt_tokens = int(match["prompt"])
 
 
 def _at_kept(facts: RequestFacts, match: Match, stretch: Stretch) -> None:

@@ -14,10 +14,10 @@ from typing import BinaryIO
 
 __all__ = ["SLOT_FACT", "Stretch", "blocks", "segments"]
 
-PREFIX = rb"(?:\d+\.\d\d\.\d{3}\.\d{3} [IW] )?"
+PREFIX = rb"(?:[0-9.]+ [IW] )?"
 QUIET_LINE = (
     PREFIX + rb"(?:slot (?:update_slots|get_availabl|launch_slot_|print_timing|init_sampler|create_check|slot_save_an"
-    rb"|prompt_clear|process_sing|     release|  operator\(\)): id +\d+ \| task "
+    rb"|prompt_clear|process_sing|     release|  operator\(\)): id "
     rb"|srv  (?:log_server_r|params_from_|get_availabl|update_slots|server_strea): "
     rb"|srv (?:  prompt_save:  - |       update:  |         load:  - |         stop: cancel )"
     rb"|prompt eval time =|       eval time =|      total time =|reasoning-budget: "
@@ -33,7 +33,7 @@ SLOT_FACT = re.compile(
     rb"|(?P<req_kept>(?:(?:cached )?n_tokens = \d+, )?(?:memory_seq_rm|kv cache rm) \[(?P<kept>\d+), end\))"
     rb"|(?P<req_release>stop processing: (?:n_tokens|n_past) = (?P<held>\d+), truncated = (?P<truncated>[01]))"
     rb"|(?P<req_select>selected slot by (?:LRU|LCP similarity|id))"
-    rb"|(?P<req_clear>clearing prompt)"
+    rb"|(?P<req_clear>clearing prompt(?! with 0 tokens))"
     rb"|(?P<req_full>forcing full prompt re-processing due to (?P<reason>[\w -]+?)"
     rb"(?: \(likely due to (?P<detail>[^,)\n]+)|\s*\n))"
     rb"|(?P<prompt_time>prompt eval time = +(?P<prompt_ms>\d+\.\d+) ms / +(?P<prompt_n>\d+) tokens)"
