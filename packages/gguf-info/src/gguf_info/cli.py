@@ -53,6 +53,7 @@ examples:
   gguf-info model.gguf --tensors 'blk\\.0\\.'  the tensor table of the first block
   gguf-info model.gguf --key llama.context_length
   gguf-info model.gguf --format json | jq .attention
+  gguf-info https://host/model.gguf          of a file on a web server, by its header alone
 
 commands, each with its own --help (a file of such a name is ./verify):
   gguf-info verify FILE    check the file
@@ -127,7 +128,7 @@ def _show_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="a .gguf file, or a folder with one model")
+    parser.add_argument("file", metavar="FILE", help="a .gguf file, its URL, or a folder with one model")
     _add_output(parser, ("table", "json", "markdown", "csv"))
     parser.add_argument(
         "--section", action="append", choices=SECTIONS, help="show only this section; may be given several times"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from gguf_info.errors import GGUFError
+from gguf_info.shards import is_url
 
 __all__ = ["Array", "Header", "Tensor", "Value", "read_header", "read_range"]
 
@@ -170,7 +171,13 @@ def read_range(path: str, offset: int, n_bytes: int, chunk_bytes: int) -> Iterat
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file, open for reading, and its size."""
+    """A regular file or a URL, open for reading, and its size."""
+    if is_url(path):
+        from gguf_info.remote import opened_url  # the network's modules cost more than reading a header
+
+        with opened_url(path) as opened:
+            yield opened
+        return
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has neither flag, and needs O_BINARY.
         flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))

@@ -11,10 +11,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from gguf_info.errors import GGUFError
 
-__all__ = ["ShardSet", "find_shards"]
+__all__ = ["ShardSet", "find_shards", "is_url"]
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
 _MOST_SHARDS = 1000
@@ -42,6 +43,8 @@ def find_shards(path: str | os.PathLike[str]) -> ShardSet:
         GGUFError: A folder with no model or with several.
     """
     text = os.fspath(path)
+    if is_url(text):
+        return _on_a_server(text)
     if Path(text).is_dir():
         text = _only_model(Path(text))
     match = _SHARD.fullmatch(Path(text).name)
@@ -53,6 +56,23 @@ def find_shards(path: str | os.PathLike[str]) -> ShardSet:
     # The named file itself is opened even if it is not there, so that the error names it.
     there = [str(folder / name) for name in names if (folder / name).exists()] or [text]
     return ShardSet(tuple(there), tuple(str(folder / name) for name in names if str(folder / name) not in there), True)
+
+
+def _on_a_server(url: str) -> ShardSet:
+    match = _SHARD.fullmatch(unquote(urlsplit(url).path.rpartition("/")[2]))
+    if match is None or not 1 < int(match["count"]) <= _MOST_SHARDS:
+        return ShardSet((url,))
+    from gguf_info.remote import url_exists, url_sibling
+
+    names = [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, int(match["count"]) + 1)]
+    parts = [url_sibling(url, name) for name in names]
+    there = [part for part in parts if url_exists(part)] or [url]
+    return ShardSet(tuple(there), tuple(part for part in parts if part not in there), True)
+
+
+def is_url(path: str) -> bool:
+    """Whether a path names a file on a web server."""
+    return path.startswith(("http://", "https://"))
 
 
 def _only_model(folder: Path) -> str:

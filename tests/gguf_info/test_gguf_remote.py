@@ -1,0 +1,190 @@
+"""Models on a web server: a real one on loopback, which can send ranges, redirect, refuse and misbehave."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import gguf
+import pytest
+from gguf_info import GGUFError, read_summary, summary_document, verify
+from gguf_info.cli import main
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder; how it misbehaves is the first part of a path: /whole/FILE, /cut/FILE, ..."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.sent_bytes = 0
+        self.requests: list[str] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.server.requests.append(self.path)
+
+    def do_GET(self) -> None:
+        how, _, name = self.path.partition("?")[0].lstrip("/").partition("/")
+        path = self.server.folder / name
+        if how == "moved":
+            self.send_response(302)
+            self.send_header("Location", f"/ranges/{name}")
+            self.end_headers()
+            return
+        if how == "to-a-file":
+            self.send_response(302)
+            self.send_header("Location", f"file://{path}")
+            self.end_headers()
+            return
+        if how == "circle":
+            self.send_response(302)
+            self.send_header("Location", self.path)
+            self.end_headers()
+            return
+        if how == "locked" or not path.is_file():
+            self.send_error(403 if how == "locked" else 404)
+            return
+        self.send_file(how, path.read_bytes())
+
+    def send_file(self, how: str, data: bytes) -> None:
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        assert match is not None
+        if how == "whole":
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            return
+        first, last = int(match[1]), min(int(match[2]), len(data) - 1)
+        part = data[first : last + 1]
+        self.send_response(206)
+        size = len(data) + (len(self.server.requests) if how == "changing" else 0)
+        shift = 1 if how == "elsewhere" else 0
+        self.send_header("Content-Range", f"bytes {first + shift}-{last + shift}/{size}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.server.sent_bytes += len(part)
+        self.wfile.write(part[: len(part) // 2] if how == "cut" else part)
+        if how == "cut":
+            self.close_connection = True
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with Server(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def served_model(server: Server, gpt_oss: Path) -> Path:
+    """gpt-oss's header, followed by some megabytes that nobody should ask for."""
+    path = server.folder / "model.gguf"
+    with gpt_oss.open("rb") as stream:
+        path.write_bytes(stream.read(4_000_000))
+    return path
+
+
+@pytest.fixture
+def long_model(server: Server) -> list[str]:
+    """long.gguf, whose header is several megabytes; returns its tokens."""
+    tokens = [f"token-{number:07}" for number in range(150_000)]
+    writer = gguf.GGUFWriter(server.folder / "long.gguf", "llama")
+    writer.add_token_list(tokens)
+    writer.add_chat_template("after the tokens")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return tokens
+
+
+def without_place(document: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in document.items() if name != "file"}
+
+
+@pytest.mark.parametrize("how", ["ranges", "moved"])
+def test_a_url_says_what_the_file_says(server: Server, served_model: Path, how: str) -> None:
+    remote, local = read_summary(server.url(f"{how}/model.gguf")), read_summary(served_model)
+    assert without_place(summary_document(remote)) == without_place(summary_document(local))
+    assert remote.file.size_bytes == local.file.size_bytes
+    assert remote.file.path == server.url(f"{how}/model.gguf")
+
+
+def test_no_more_than_the_header_is_asked_for(server: Server, served_model: Path) -> None:
+    summary = read_summary(server.url("ranges/model.gguf"))
+    assert summary.file.header_bytes < server.sent_bytes < summary.file.header_bytes + (1 << 20)
+
+
+def test_a_header_of_several_ranges_is_read_whole(server: Server, long_model: list[str]) -> None:
+    summary = read_summary(server.url("ranges/long.gguf"))
+    assert len(server.requests) > 1
+    assert summary.chat_template() == "after the tokens"
+    assert list(summary.headers[0].read_array("tokenizer.ggml.tokens")) == long_model
+
+
+def test_parts_of_a_split_model_are_found_beside_the_one_that_is_named(server: Server, tiny_model: Path) -> None:
+    (server.folder / "m-00001-of-00003.gguf").write_bytes(tiny_model.read_bytes())
+    summary = read_summary(server.url("ranges/m-00001-of-00003.gguf?download=true"))
+    assert [path.rpartition("/")[2] for path in summary.file.missing_shards] == [
+        "m-00002-of-00003.gguf?download=true",
+        "m-00003-of-00003.gguf?download=true",
+    ]
+    assert "part-missing" in {fault.code for fault in verify(summary)}
+
+
+FAULTS = {
+    "whole/model.gguf": ("a server that answers range requests", "HTTP 200", "download the file"),
+    "ranges/nothing.gguf": ("a GGUF file", "HTTP 404", "check the URL"),
+    "locked/model.gguf": ("a GGUF file", "HTTP 403", "needs a login"),
+    "cut/model.gguf": ("", "", ""),
+    "elsewhere/model.gguf": ("bytes 0 to 1048575", "bytes 1 to", ""),
+    "to-a-file/model.gguf": ("a GGUF file", "HTTP 302", ""),
+    "circle/model.gguf": ("a GGUF file", "HTTP 302", ""),
+}
+
+
+@pytest.mark.parametrize("path", FAULTS)
+def test_a_server_that_misbehaves_is_an_error_that_names_the_url(
+    server: Server, served_model: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    expected, found, hint = FAULTS[path]
+    with pytest.raises(GGUFError) as caught:
+        read_summary(server.url(path))
+    assert caught.value.path == server.url(path)
+    assert expected in caught.value.expected
+    assert found in caught.value.found
+    assert hint in caught.value.hint
+    assert main([server.url(path)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_that_changes_between_ranges_is_an_error(server: Server, long_model: list[str]) -> None:
+    with pytest.raises(GGUFError, match="expected the same file as before, found one that has changed"):
+        read_summary(server.url("changing/long.gguf"))
+
+
+def test_nobody_answering_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["http://127.0.0.1:9/model.gguf"]) == 2
+    assert "http://127.0.0.1:9/model.gguf: expected an answer of the server" in capsys.readouterr().err
+
+
+def test_the_estimate_takes_a_url(server: Server, served_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", server.url("ranges/model.gguf"), "--ctx-size", "8192", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_cache"]["total_bytes"] > 0
