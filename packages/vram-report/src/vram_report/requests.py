@@ -123,13 +123,13 @@ def _keep(facts: RequestFacts, slot: int, number: int, kept: int) -> Held | None
     return held
 
 
-def _take_over(facts: RequestFacts, takeover: Takeover) -> None:
-    lost = takeover.held - takeover.kept
+def _take_over(facts: RequestFacts, held: Held, kept: int) -> bool:
+    """Count a request that took a slot from another prompt; returns whether it lost more than any before."""
+    lost = held.tokens - kept
     facts.takeovers += 1
     facts.tokens_lost += lost
     worst = facts.worst_takeover
-    if worst is None or lost > worst.held - worst.kept:
-        facts.worst_takeover = takeover
+    return worst is None or lost > worst.held - worst.kept
 
 
 def _time_prompt(facts: RequestFacts, ms: float, tokens: int) -> None:
@@ -205,8 +205,8 @@ def _on_prompt(facts: RequestFacts, record: Record) -> None:
 def _on_kept(facts: RequestFacts, record: Record) -> None:
     slot, number, kept = (_number(record.fields, key) for key in ("slot", "task", "tokens"))
     held = _keep(facts, slot, number, kept)
-    if held is not None:
-        _take_over(facts, Takeover(record.line, slot, number, held.task, held.tokens, kept))
+    if held is not None and _take_over(facts, held, kept):
+        facts.worst_takeover = Takeover(record.line, slot, number, held.task, held.tokens, kept)
 
 
 def _on_done(facts: RequestFacts, record: Record) -> None:
@@ -289,8 +289,9 @@ def _at_prompt(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
 def _at_kept(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
     slot, number, kept = int(match[1]), int(match[2]), int(match["kept"])
     held = _keep(facts, slot, number, kept)
-    if held is not None:
-        _take_over(facts, Takeover(stretch.line_at(match.start()), slot, number, held.task, held.tokens, kept))
+    if held is not None and _take_over(facts, held, kept):
+        line = stretch.line_at(match.start())
+        facts.worst_takeover = Takeover(line, slot, number, held.task, held.tokens, kept)
 
 
 def _at_done(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
