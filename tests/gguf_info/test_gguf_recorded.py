@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf_info import Estimate, Settings, Summary, estimate, read_summary
+from gguf_info import DraftModel, Estimate, Settings, Summary, estimate, read_summary, with_companions
 from phantoms import PHANTOMS, write_phantom
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 MIB = 2**20
+# SmolLM2 was recorded from its real file.
+PHANTOM_OF = {"smollm2": "smollm2-135m"}
 Q8 = Settings(cache_type_k="q8_0", cache_type_v="q8_0")
 STARTS = {
     "gpt-oss-20b.p4_unified_q8_c32768": replace(Q8, ctx_size=32_768, parallel=4, kv_unified=True),
@@ -25,6 +27,8 @@ STARTS = {
     "qwen3-8b.p2_unified_q8": replace(Q8, ctx_size=16_384, parallel=2, kv_unified=True),
     "deepseek-v2-lite.p2_unified": Settings(ctx_size=16_384, parallel=2, kv_unified=True),
     "granite-4-h-tiny.p3_unified": Settings(ctx_size=12_288, parallel=3, kv_unified=True),
+    "smollm2.p1_c2048": Settings(ctx_size=2048, parallel=1),
+    "smollm2.p4_divided_q8": replace(Q8, ctx_size=32_768, parallel=4),
     "openelm-1b.p1": Settings(ctx_size=2048, parallel=1),
 }
 
@@ -44,7 +48,7 @@ def start(request: pytest.FixtureRequest, phantoms: dict[str, Summary]) -> tuple
     settings = STARTS[name]
     log = (LOGS / f"xllamacpp-2026.10.11549.{name}.log").read_text(errors="replace")
     on_the_cpu = replace(settings, n_gpu_layers=0)
-    return log, estimate(phantoms[name.split(".")[0]], on_the_cpu)
+    return log, estimate(phantoms[PHANTOM_OF.get(model := name.split(".")[0], model)], on_the_cpu)
 
 
 def printed_mib(log: str, what: str) -> list[float]:
@@ -92,3 +96,20 @@ def test_slots_are_those_that_the_server_announced(start: tuple[str, Estimate]) 
     assert (slots.n_slots, slots.n_ctx_slot) == (int(match[1]), int(match[2]))
     if slots.n_slots > 1:
         assert slots.kv_unified == (match[3] == "true")
+
+
+def test_a_draft_model_takes_what_the_server_printed(phantoms: dict[str, Summary]) -> None:
+    log = (LOGS / "xllamacpp-2026.10.11549.smollm2.p2_draft_q8.log").read_text(errors="replace")
+    _, of_the_draft = log.split("loading draft model")
+    smollm2 = phantoms["smollm2-135m"]
+    target = estimate(smollm2, Settings(ctx_size=8192, parallel=2, kv_unified=True, n_gpu_layers=0))
+    predicted = with_companions(target, draft=DraftModel(smollm2, "q8_0", "q8_0", n_gpu_layers=0))
+    (draft,) = predicted.extra_models
+    assert (draft.role, draft.device) == ("draft", "CPU")
+    assert [in_mib(draft.weights_bytes)] == printed_mib(of_the_draft, "model buffer size")
+    context = printed_mib(of_the_draft, "KV buffer size") + printed_mib(of_the_draft, "output buffer size")
+    assert in_mib(draft.kv_bytes) == pytest.approx(sum(context), abs=0.011)
+    (compute,) = printed_mib(of_the_draft, "compute buffer size")
+    assert draft.compute is not None
+    assert draft.compute.low_bytes <= compute * MIB <= draft.compute.high_bytes
+    assert predicted.host.used_bytes == target.host.used_bytes + draft.used_bytes

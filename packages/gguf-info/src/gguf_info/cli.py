@@ -21,10 +21,10 @@ from typing import Any
 from gguf_info.diff import diff_document, diff_models
 from gguf_info.document import estimate_document, flat_fields, largest_document, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
-from gguf_info.estimate_flags import add_estimate_flags, settings_from
+from gguf_info.estimate_flags import add_estimate_flags, predictor, settings_from
 from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
 from gguf_info.fitting import SweepRow, find_largest, sweep
-from gguf_info.memory import Estimate, estimate
+from gguf_info.memory import Estimate
 from gguf_info.model import Summary, read_summary
 from gguf_info.reader import Array
 from gguf_info.render import (
@@ -37,12 +37,14 @@ from gguf_info.render import (
     heading,
     metadata_table,
     render_csv,
+    residency_tables,
     section_tables,
     sweep_table,
     tensor_table,
     verify_tables,
     visible,
 )
+from gguf_info.residency import residency_document, resident_sets
 
 __all__ = ["main"]
 
@@ -79,6 +81,8 @@ examples:
   gguf-info estimate model.gguf --n-cpu-moe 12 --cache-type-k q8_0 --cache-type-v q8_0 --memory CUDA0=12000
   gguf-info estimate model.gguf --largest ctx-size --parallel 2 --memory CUDA0=24000
   gguf-info estimate model.gguf --sweep 8192,32768 --sweep-types f16,q8_0 --format csv
+  gguf-info estimate model.gguf --model-draft draft.gguf --mmproj mmproj.gguf --memory CUDA0=24000
+  gguf-info estimate a.gguf b.gguf c.gguf --ctx-size 16384 --memory CUDA0=24000   which fit together
   gguf-info estimate model.gguf --format json | jq .kv_cache
 """
 
@@ -312,23 +316,51 @@ def _estimate(arguments: list[str]) -> int:
     formats = ("table", "json", "markdown", "csv")
     parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES, formats)
     parser.add_argument(
-        "file", metavar="FILE", help="a .gguf file, any part of a split model, or a folder with one model"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a .gguf file, its URL, any part of a split model, or a folder with one model; "
+        "several: which can be in memory together",
     )
     add_estimate_flags(parser)
     options = parser.parse_args(arguments)
+    if len(options.files) > 1:
+        if options.largest or options.sweep is not None:
+            parser.error("--largest and --sweep take one model")
+        return _residency(options)
+    (options.file,) = options.files
     summary, settings = read_summary(options.file), settings_from(options)
+    predict = predictor(summary, options)
     if options.sweep is not None:
-        _print_sweep(sweep(summary, settings, options.sweep, options.sweep_types), options)
+        _print_sweep(sweep(summary, settings, options.sweep, options.sweep_types, predict), options)
         return 0
     if options.largest:
-        answer = find_largest(summary, settings, options.largest)
+        answer = find_largest(summary, settings, options.largest, predict)
         flags = "nothing fits" if answer.value is None else f"largest: {' '.join(answer.flags)}"
         _print_estimate(largest_document(answer), answer.prediction, flags, options)
         return 1 if answer.value is None else 0
-    prediction = estimate(summary, settings)
+    prediction = predict(settings)
     verdict = {True: "fits", False: "does not fit", None: "give --memory NAME=MiB to see whether it fits"}
     _print_estimate(estimate_document(prediction), prediction, verdict[prediction.fits], options)
     return 1 if prediction.fits is False else 0
+
+
+def _residency(options: argparse.Namespace) -> int:
+    """Which of several models fit together; status 1 when not all do."""
+    settings = settings_from(options)
+    predictions = [predictor(summary, options)(settings) for summary in map(read_summary, options.files)]
+    sets = resident_sets(options.files, predictions)
+    if options.format == "json":
+        _print_json(residency_document(options.files, predictions, sets))
+    elif options.format == "csv":
+        document = residency_document(options.files, predictions, sets)
+        cells = [(name, "" if value is None else visible(str(value))) for name, value in flat_fields(document)]
+        sys.stdout.write(csv_text(("field", "value"), cells))
+    else:
+        all_fit = bool(sets) and len(sets[0]) == len(options.files)
+        head = "all fit together" if all_fit else "not all fit together"
+        _print_tables(residency_tables(options.files, predictions, sets), options.format, head=head)
+    return 0 if sets and len(sets[0]) == len(options.files) else 1
 
 
 def _print_estimate(document: dict[str, Any], prediction: Estimate, verdict: str, options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gguf_info.constants import type_name
 from gguf_info.fitting import Largest
-from gguf_info.memory import COMPUTE_BASIS, DeviceMemory, Estimate
+from gguf_info.memory import COMPUTE_BASIS, DeviceMemory, Estimate, ExtraModel
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
@@ -55,13 +55,25 @@ def estimate_document(prediction: Estimate) -> dict[str, Any]:
         "recurrent": {"total_bytes": prediction.recurrent_bytes},
         "output": {"bytes": prediction.output_bytes},
         "compute": {"bytes": compute.bytes, "low_bytes": compute.low_bytes, "high_bytes": compute.high_bytes},
-        "extra_models": [],
+        "extra_models": [_extra_object(extra) for extra in prediction.extra_models],
         "devices": [_device_object(device) for device in prediction.devices],
         "host": {
             "used_bytes": prediction.host.used_bytes,
             "parts": [{"kind": kind, "bytes": size} for kind, size in prediction.host.parts.items()],
         },
         "slots": plain_value(prediction.slots),
+    }
+
+
+def _extra_object(extra: ExtraModel) -> dict[str, Any]:
+    compute = extra.compute
+    return {
+        "role": extra.role,
+        "path": extra.path,
+        "device": extra.device,
+        "weights_bytes": extra.weights_bytes,
+        "kv_bytes": extra.kv_bytes,
+        "compute_bytes": compute.bytes if compute else None,
     }
 
 

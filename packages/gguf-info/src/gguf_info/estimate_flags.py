@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable
 from typing import get_args
 
+from gguf_info.companions import DraftModel, Projector, with_companions
 from gguf_info.fitting import Goal
-from gguf_info.memory import CACHE_TYPES, Settings
+from gguf_info.memory import CACHE_TYPES, Estimate, Settings, estimate
+from gguf_info.model import Summary, read_summary
 
-__all__ = ["add_estimate_flags", "settings_from"]
+__all__ = ["add_estimate_flags", "predictor", "settings_from"]
 
 
 def add_estimate_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,12 @@ def add_estimate_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "-cram", "--cache-ram", type=_whole(-1), default=default.cache_ram_mib, metavar="MiB", help="prompt cache limit"
     )
+    add("-md", "--model-draft", metavar="FILE", help="draft model, started with the model's context and slots")
+    add("-ctkd", "--cache-type-k-draft", choices=CACHE_TYPES, default="f16", help="the draft's type of K")
+    add("-ctvd", "--cache-type-v-draft", choices=CACHE_TYPES, default="f16", help="the draft's type of V")
+    add("-ngld", "--n-gpu-layers-draft", type=_layers, metavar="N", help="the draft's layers on devices (default: all)")
+    add("-mm", "--mmproj", metavar="FILE", help="multimodal projector")
+    add("--mmproj-offload", action=argparse.BooleanOptionalAction, default=True, help="projector on the first device")
     add("--memory", type=_memory, action="append", metavar="NAME=MiB", help="free memory of a device; one flag each")
     add("--context-mib", type=_size_mib, metavar="MiB", help="what the driver takes on each device, if you know it")
     add("--build", type=_whole(1), default=default.build, metavar="N", help="llama.cpp's build (default: %(default)s)")
@@ -74,6 +82,26 @@ def settings_from(options: argparse.Namespace) -> Settings:
         context_mib=options.context_mib,
         build=options.build,
     )
+
+
+def predictor(summary: Summary, options: argparse.Namespace) -> Callable[[Settings], Estimate]:
+    """Estimates starts of a model with the draft model and projector of parsed flags beside it.
+
+    Raises:
+        GGUFError: A file cannot be read.
+    """
+    draft = projector = None
+    if options.model_draft is not None:
+        layers = options.n_gpu_layers_draft
+        draft = DraftModel(
+            read_summary(options.model_draft),
+            options.cache_type_k_draft,
+            options.cache_type_v_draft,
+            None if layers is None or layers < 0 else layers,
+        )
+    if options.mmproj is not None:
+        projector = Projector(read_summary(options.mmproj), options.mmproj_offload)
+    return lambda settings: with_companions(estimate(summary, settings), draft=draft, projector=projector)
 
 
 def _whole(least: int) -> Callable[[str], int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from gguf_info.errors import GGUFError
@@ -18,6 +19,7 @@ from gguf_info.model import Summary
 __all__ = ["Goal", "Largest", "SweepRow", "find_largest", "sweep"]
 
 Goal = Literal["ctx-size", "parallel", "n-gpu-layers"]
+Predict = Callable[[Settings], Estimate]
 _CTX_STEP = 256
 _MOST_SLOTS = 256
 """llama.cpp's limit of sequences."""
@@ -52,8 +54,14 @@ class SweepRow:
     fits: bool | None
 
 
-def find_largest(summary: Summary, settings: Settings, goal: Goal) -> Largest:
+def find_largest(summary: Summary, settings: Settings, goal: Goal, predict: Predict | None = None) -> Largest:
     """The largest context, number of slots, or number of layers on devices that fits.
+
+    Args:
+        summary: The model.
+        settings: All other settings.
+        goal: What is to be as large as can be.
+        predict: Estimates a start; `estimate` when left out. Another one may count what is loaded beside the model.
 
     A context is searched up to the training context of every slot, the slots up to llama.cpp's limit; when slots are
     divided and a context is given, they divide it.
@@ -69,14 +77,19 @@ def find_largest(summary: Summary, settings: Settings, goal: Goal) -> Largest:
             found="none",
             hint="give --memory NAME=MiB",
         )
+    predict = predict or partial(estimate, summary)
     values, apply = _SEARCHES[goal](summary, settings)
-    fitting = _last_fitting(summary, values, apply)
+    fitting = _last_fitting(predict, values, apply)
     shown = values[0] if fitting is None else fitting
-    return Largest(goal, fitting, (f"--{goal}", str(shown)), estimate(summary, apply(shown)))
+    return Largest(goal, fitting, (f"--{goal}", str(shown)), predict(apply(shown)))
 
 
 def sweep(
-    summary: Summary, settings: Settings, contexts: Sequence[int] | None, cache_types: Sequence[str]
+    summary: Summary,
+    settings: Settings,
+    contexts: Sequence[int] | None,
+    cache_types: Sequence[str],
+    predict: Predict | None = None,
 ) -> Iterator[SweepRow]:
     """Estimates over contexts and cache types.
 
@@ -85,14 +98,16 @@ def sweep(
         settings: All other settings.
         contexts: Values of `--ctx-size`; powers of two up to the training context when None.
         cache_types: Types of both K and V.
+        predict: Estimates a start; `estimate` when left out.
 
     Raises:
         GGUFError: The model cannot be estimated.
     """
+    predict = predict or partial(estimate, summary)
     for cache_type in cache_types:
         for ctx_size in contexts or _powers_of_two(summary):
             started = replace(settings, ctx_size=ctx_size, cache_type_k=cache_type, cache_type_v=cache_type)
-            prediction = estimate(summary, started)
+            prediction = predict(started)
             yield SweepRow(
                 ctx_size=prediction.slots.n_ctx,
                 cache_type=cache_type,
@@ -130,11 +145,11 @@ _SEARCHES: dict[Goal, Callable[[Summary, Settings], _Search]] = {
 }
 
 
-def _last_fitting(summary: Summary, values: Sequence[int], apply: Callable[[int], Settings]) -> int | None:
+def _last_fitting(predict: Predict, values: Sequence[int], apply: Callable[[int], Settings]) -> int | None:
     low, high = 0, len(values)
     while low < high:
         middle = (low + high) // 2
-        if estimate(summary, apply(values[middle])).fits:
+        if predict(apply(values[middle])).fits:
             low = middle + 1
         else:
             high = middle

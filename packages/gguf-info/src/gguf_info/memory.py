@@ -141,6 +141,32 @@ class HostMemory:
 
 
 @dataclass(frozen=True)
+class ExtraModel:
+    """What a model that is loaded beside the main one takes on one device, or on the host.
+
+    Attributes:
+        role: `draft` or `mmproj`.
+        path: Its file.
+        device: The device's name, or `CPU`.
+        weights_bytes: Its tensors there.
+        kv_bytes: Its caches, recurrent states and output buffer there.
+        compute: Its compute buffer there; None when it is not predicted.
+    """
+
+    role: str
+    path: str
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    compute: ByteRange | None
+
+    @property
+    def used_bytes(self) -> int:
+        """All of it, with the middle of the compute range."""
+        return self.weights_bytes + self.kv_bytes + (self.compute.bytes if self.compute else 0)
+
+
+@dataclass(frozen=True)
 class Estimate:
     """The prediction for one model and one start.
 
@@ -156,6 +182,8 @@ class Estimate:
         devices: By device.
         host: The host.
         slots: How the context is divided.
+        host_compute: The host's own compute buffer, part of `compute`.
+        extra_models: What is loaded beside the model, from `companions`.
     """
 
     settings: Settings
@@ -169,6 +197,8 @@ class Estimate:
     devices: tuple[DeviceMemory, ...]
     host: HostMemory
     slots: Slots
+    host_compute: ByteRange
+    extra_models: tuple[ExtraModel, ...] = ()
 
     @property
     def kv_bytes(self) -> int:
@@ -460,6 +490,7 @@ def _assemble(
         devices=devices,
         host=HostMemory(sum(parts.values()), parts | {"prompt-cache": max(settings.cache_ram_mib, 0) * _MIB}),
         slots=slots,
+        host_compute=compute[HOST],
     )
 
 

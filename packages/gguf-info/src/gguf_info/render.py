@@ -22,6 +22,7 @@ from gguf_info.fitting import SweepRow
 from gguf_info.memory import Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
+from gguf_info.residency import most_used_bytes
 
 __all__ = [
     "SECTIONS",
@@ -170,6 +171,7 @@ def estimate_tables(prediction: Estimate) -> list[Table]:
     return [
         Table("Start", ("", ""), tuple(rows)),
         Table("Caches", ("cache", "cells", "layers", "streams", "MiB"), tuple(caches), (1, 2, 3, 4)),
+        *_extra_tables(prediction),
         _device_table(prediction),
         Table(
             "Host, MiB",
@@ -177,6 +179,38 @@ def estimate_tables(prediction: Estimate) -> list[Table]:
             tuple((kind, _mib(size)) for kind, size in prediction.host.parts.items() if size),
             (1,),
         ),
+    ]
+
+
+def _extra_tables(prediction: Estimate) -> list[Table]:
+    rows = tuple(
+        (
+            extra.role,
+            visible(extra.device),
+            _mib(extra.weights_bytes),
+            _mib(extra.kv_bytes),
+            _mib(extra.compute.bytes) if extra.compute else DASH,
+        )
+        for extra in prediction.extra_models
+    )
+    columns = ("role", "device", "weights", "KV", "compute")
+    return [Table("Beside the model, MiB", columns, rows, (2, 3, 4))] if rows else []
+
+
+def residency_tables(
+    paths: Sequence[str], predictions: Sequence[Estimate], sets: Sequence[tuple[int, ...]]
+) -> list[Table]:
+    """What each of several models uses at most, and which fit together."""
+    names = [device.name for device in predictions[0].devices]
+    rows = tuple(
+        (visible(path), *(_mib(most_used_bytes(device)) for device in prediction.devices))
+        for path, prediction in zip(paths, predictions, strict=True)
+    )
+    free = ("free", *(_mib(device.total_bytes or 0) for device in predictions[0].devices))
+    together = tuple((", ".join(visible(paths[index]) for index in chosen),) for chosen in sets)
+    return [
+        Table("At most, MiB", ("model", *map(visible, names)), (*rows, free), tuple(range(1, len(names) + 1))),
+        Table("Fit together", ("models",), together or (("none",),)),
     ]
 
 

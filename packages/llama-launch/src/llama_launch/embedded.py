@@ -35,7 +35,10 @@ def embedded_version() -> str | None:
 _EXTRA_FLAGS: dict[str, tuple[str, Any]] = {
     "--batch-size": ("n_batch", int),
     "--cache-reuse": ("n_cache_reuse", int),
+    "--cache-type-k-draft": ("draft_cache_type_k", str),
+    "--cache-type-v-draft": ("draft_cache_type_v", str),
     "--ctx-checkpoints": ("n_ctx_checkpoints", int),
+    "--model-draft": ("draft_model", str),
     "--no-cache-prompt": ("cache_prompt", False),
     "--no-repack": ("no_extra_bufts", True),
     "--no-warmup": ("warmup", False),
@@ -137,10 +140,21 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:
     for pool, name in ((parameters.cpuparams, "n_threads"), (parameters.cpuparams_batch, "n_threads_batch")):
         if name in settings:
             pool.n_threads = settings.pop(name)
+    _set_draft(xllamacpp, parameters.speculative, settings)
     for key, value in settings.items():
         if value is not None:
             setattr(parameters, key, value)
     return parameters
+
+
+def _set_draft(xllamacpp: Any, speculative: Any, settings: dict[str, Any]) -> None:
+    for key in ("cache_type_k", "cache_type_v"):
+        if f"draft_{key}" in settings:
+            name = f"GGML_TYPE_{settings.pop(f'draft_{key}').upper()}"
+            setattr(speculative.draft, key, getattr(xllamacpp.ggml_type, name))
+    if "draft_model" in settings:
+        speculative.draft.mparams.path = settings.pop("draft_model")
+        speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
 
 
 _FLASH_ATTN = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}

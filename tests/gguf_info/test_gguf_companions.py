@@ -1,0 +1,113 @@
+"""Draft models, projectors, and several models at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf_info.cli import main
+from phantoms import write_phantom
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("gpt-oss-20b", "qwen3-8b", "granite-4-h-tiny", "smollm2-135m"):
+        write_phantom(name, folder / f"{name}.gguf")
+    writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((1024, 1024), dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder
+
+
+def estimate(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
+    status = main(["estimate", "--format", "json", *map(str, arguments)])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, document
+
+
+def used(document: dict[str, Any]) -> int:
+    (device,) = document["devices"]
+    return int(device["used_bytes"])
+
+
+def test_draft_and_projector_count_on_their_device(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", "-c", 8192, "-np", 1, "--memory", "CUDA0=24000")
+    _, alone = estimate(capsys, *flags)
+    _, both = estimate(capsys, *flags, "-md", models / "smollm2-135m.gguf", "-mm", models / "mmproj.gguf")
+    extra = both["extra_models"]
+    assert isinstance(extra, list)
+    assert [(one["role"], one["device"]) for one in extra] == [
+        ("draft", "CUDA0"),
+        ("draft", "CPU"),
+        ("mmproj", "CUDA0"),
+    ]
+    projector = extra[2]
+    assert (projector["weights_bytes"], projector["kv_bytes"], projector["compute_bytes"]) == (2 * MIB, 0, None)
+    on_device = sum(
+        one["weights_bytes"] + one["kv_bytes"] + (one["compute_bytes"] or 0)
+        for one in extra
+        if one["device"] == "CUDA0"
+    )
+    assert used(both) == used(alone) + on_device
+
+
+def test_a_projector_without_offload_lies_on_the_host(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", "-c", 8192, "-mm", models / "mmproj.gguf", "--no-mmproj-offload")
+    _, document = estimate(capsys, *flags)
+    (projector,) = document["extra_models"]
+    assert projector["device"] == "CPU"
+
+
+def test_a_draft_can_be_what_no_longer_fits(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", "-c", 8192, "-np", 1, "--memory", "CUDA0=10000")
+    assert estimate(capsys, *flags)[0] == 0
+    assert estimate(capsys, *flags, "-md", models / "granite-4-h-tiny.gguf")[0] == 1
+
+
+def test_the_largest_context_leaves_room_for_the_draft(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", "--largest", "ctx-size", "-np", 1, "--memory", "CUDA0=12000")
+    _, alone = estimate(capsys, *flags)
+    _, beside = estimate(capsys, *flags, "-md", models / "smollm2-135m.gguf")
+    assert beside["largest"]["value"] < alone["largest"]["value"]
+
+
+@pytest.mark.parametrize(("flag", "file"), [("-mm", "smollm2-135m.gguf"), ("-md", "mmproj.gguf"), ("-md", "none.gguf")])
+def test_a_companion_of_the_wrong_kind_is_an_error_that_names_it(
+    capsys: pytest.CaptureFixture[str], models: Path, flag: str, file: str
+) -> None:
+    assert main(["estimate", str(models / "qwen3-8b.gguf"), flag, str(models / file)]) == 2
+    assert file in capsys.readouterr().err
+
+
+def together(capsys: pytest.CaptureFixture[str], models: Path, memory_mib: int) -> tuple[int, list[list[str]]]:
+    files = [models / f"{name}.gguf" for name in ("gpt-oss-20b", "qwen3-8b", "granite-4-h-tiny")]
+    status, document = estimate(capsys, *files, "-c", 16384, "-np", 1, "--memory", f"CUDA0={memory_mib}")
+    sets = document["together"]
+    assert isinstance(sets, list)
+    return status, [[Path(path).stem for path in paths] for paths in sets]
+
+
+def test_models_that_fit_together_are_told_as_the_largest_sets(
+    capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
+    # Their weights alone are 10.9, 7.8 and 6.8 GiB.
+    assert together(capsys, models, 40_000) == (0, [["gpt-oss-20b", "qwen3-8b", "granite-4-h-tiny"]])
+    assert together(capsys, models, 18_500) == (1, [["qwen3-8b", "granite-4-h-tiny"], ["gpt-oss-20b"]])
+    assert together(capsys, models, 8_000) == (1, [["granite-4-h-tiny"]])
+    assert together(capsys, models, 1_000) == (1, [])
+
+
+def test_several_models_need_the_memory(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    files = [str(models / f"{name}.gguf") for name in ("qwen3-8b", "smollm2-135m")]
+    assert main(["estimate", *files]) == 2
+    assert "give --memory NAME=MiB" in capsys.readouterr().err
