@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from gguf_info.bounded import OutOfTime, bounded
 from gguf_info.diff import diff_document, diff_models
 from gguf_info.document import estimate_document, flat_fields, largest_document, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
@@ -40,13 +42,18 @@ from gguf_info.render import (
     residency_tables,
     section_tables,
     sweep_table,
+    template_tables,
     tensor_table,
     verify_tables,
     visible,
 )
+from gguf_info.request import ChatRequest, parse_request, template_answer, template_document
 from gguf_info.residency import residency_document, resident_sets
 
 __all__ = ["main"]
+
+_TEMPLATE_TIMEOUT_S = 10.0
+_TEMPLATE_BYTES = 1 << 30
 
 EXAMPLES = """\
 examples:
@@ -61,6 +68,7 @@ commands, each with its own --help (a file of such a name is ./verify):
   gguf-info verify FILE    check the file
   gguf-info diff A B       what differs between two models
   gguf-info estimate FILE  the memory that a start of llama-server will take
+  gguf-info template FILE  what the chat template does with a request
 """
 
 VERIFY_EXAMPLES = """\
@@ -73,6 +81,13 @@ DIFF_EXAMPLES = """\
 examples:
   gguf-info diff model-Q4_K_M.gguf model-Q8_0.gguf
   gguf-info diff old.gguf new.gguf --format json | jq .chat_template
+"""
+
+TEMPLATE_EXAMPLES = """\
+examples:
+  gguf-info template model.gguf                                  which kinds of requests the template takes
+  gguf-info template model.gguf --messages request.json          does it take this one, and how many tokens is it
+  gguf-info template model.gguf --messages request.json --prompt > prompt.txt
 """
 
 ESTIMATE_EXAMPLES = """\
@@ -397,5 +412,51 @@ def _command_parser(
     return parser
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": _verify, "diff": _diff, "estimate": _estimate}
+def _template(arguments: list[str]) -> int:
+    parser = _command_parser(
+        "template", "What the model's chat template does with a request, offline.", TEMPLATE_EXAMPLES
+    )
+    parser.add_argument("file", metavar="FILE", help="a .gguf file, its URL, or a folder with one model")
+    parser.add_argument(
+        "--messages", metavar="REQUEST.json", help="an OpenAI chat request, or its list of messages; - for stdin"
+    )
+    parser.add_argument("--prompt", action="store_true", help="print the rendered prompt and nothing else")
+    options = parser.parse_args(arguments)
+    if options.prompt and options.messages is None:
+        parser.error("--prompt needs --messages")
+    summary = read_summary(options.file)
+    request = None if options.messages is None else _read_request(options.messages)
+    try:
+        with bounded(_TEMPLATE_TIMEOUT_S, _TEMPLATE_BYTES):
+            answer = template_answer(summary, request)
+    except OutOfTime as error:
+        found = f"one that still ran after {_TEMPLATE_TIMEOUT_S:g} s"
+        raise GGUFError(summary.file.path, None, expected="a template that ends", found=found) from error
+    if options.prompt:
+        if answer.rendering is not None and answer.rendering.prompt is not None:
+            sys.stdout.write(_shown(answer.rendering.prompt))
+        else:
+            print(f"error: {visible(answer.refusal)}", file=sys.stderr)
+    elif options.format == "json":
+        _print_json(template_document(summary, answer))
+    else:
+        _print_tables(template_tables(answer), options.format, head=f"{visible(summary.file.path)}: {answer.verdict}")
+    return 1 if answer.refusal else 0
+
+
+def _read_request(path: str) -> ChatRequest:
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = (getattr(error, "strerror", None) or str(error)).lower()
+        raise GGUFError(path, None, expected="a chat request", found=found, hint="check --messages") from error
+    return parse_request(text, path)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "verify": _verify,
+    "diff": _diff,
+    "estimate": _estimate,
+    "template": _template,
+}
 """Subcommands by name; anything else is the file to show."""

@@ -22,6 +22,7 @@ from gguf_info.fitting import SweepRow
 from gguf_info.memory import Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
+from gguf_info.request import TemplateAnswer
 from gguf_info.residency import most_used_bytes
 
 __all__ = [
@@ -212,6 +213,23 @@ def residency_tables(
         Table("At most, MiB", ("model", *map(visible, names)), (*rows, free), tuple(range(1, len(names) + 1))),
         Table("Fit together", ("models",), together or (("none",),)),
     ]
+
+
+def template_tables(answer: TemplateAnswer) -> list[Table]:
+    """What a chat template does."""
+    checks = tuple((check.rule, check.outcome, visible(check.message) or DASH) for check in answer.checks)
+    tables = [Table("What the template takes", ("request", "rendered", "the template's words"), checks)]
+    if answer.rendering is not None:
+        prompt = answer.rendering.prompt
+        rows = (
+            ("taken", "no" if prompt is None else "yes"),
+            ("refused", visible(answer.refusal) or DASH),
+            ("characters", DASH if prompt is None else f"{len(prompt):,}"),
+            ("tokens", _text(answer.n_tokens)),
+            ("of them for tools", _text(answer.n_tool_tokens)),
+        )
+        tables.append(Table("The request", ("", ""), rows))
+    return tables
 
 
 def sweep_table(rows: Iterable[SweepRow]) -> Table:
