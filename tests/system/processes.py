@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -57,4 +58,8 @@ class HarnessRun:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def left_over(self) -> list[str]:
-        return [" ".join(process.cmdline())[:200] for process in processes_of(str(self.run_dir))]
+        found = []
+        for process in processes_of(str(self.run_dir)):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                found.append(" ".join(process.cmdline())[:200])
+        return found
