@@ -347,3 +347,39 @@ def test_a_table_is_ascii_where_the_output_cannot_show_more() -> None:
         check=True,
     )
     assert b"| smollm2-135m | package |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "remedy"),
+    [
+        (["--api-key", "s3cret"], "--api-key", "api_key_file"),
+        (["--api-key=s3cret"], "--api-key", "api_key_file"),
+        (["--host", "0.0.0.0"], "--host", "--set host="),
+        (["--port", "9999"], "--port", "--port N"),
+        (["-c", "4096"], "-c", "n_ctx_slot"),
+    ],
+)
+def test_a_flag_that_the_profile_decides_is_refused_as_an_extra_one(
+    fake_server: FakeServer, capsys: Capture, model: Path, flags: list[str], flag: str, remedy: str
+) -> None:
+    fake_server("well")
+    assert main(["serve", "--set", f"model={model}", "--backend", "external", "--dry-run", "--", *flags]) == 2
+    captured = capsys.readouterr()
+    assert f"{flag} cannot be an extra flag" in captured.err
+    assert remedy in captured.err
+    assert "s3cret" not in captured.out + captured.err
+
+
+def test_a_new_profile_can_be_read_whatever_its_base_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "base 'q' \"d\".toml").write_text(
+        'description = "fast \U0001f680 \\u007f \\"quoted\\""\nmodel = "m.gguf"\n', encoding="utf-8"
+    )
+    assert main(["profile", "new", "mine", "--extends", "./base 'q' \"d\".toml", "--project"]) == 0
+    written = Path(capsys.readouterr().out.strip())
+    profile = llama_launch.load_profile(str(written))
+    assert profile.description == 'fast \U0001f680 \x7f "quoted"'
+    assert Path(profile.model) == tmp_path / "m.gguf"

@@ -22,6 +22,7 @@ EVIDENCE = Evidence(
     project_dir="",
     before={"notes.txt": "kiwi\n", "README.md": "hello\n"},
     after={"notes.txt": "kiwi\n", "README.md": "hello\n"},
+    paths_after={"notes.txt", "README.md", "picture.png"},
     asked=(),
     tools=(ToolOutcome("read", "1: kiwi"),),
     served=(ServedAnswer(cache_n=0, prompt_n=2206), ServedAnswer(cache_n=2205, prompt_n=1)),
@@ -46,6 +47,8 @@ CASES = [
     ("expected_files", ("notes.txt", "kiwi\n"), ("notes.txt", "plum\n"), "-plum\n+kiwi"),
     ("expected_files", ("notes.txt", {"matches": "k.wi"}), ("notes.txt", {"matches": ["k", "p"]}), "/p/ not found"),
     ("expected_files", ("plum.txt", {"absent": True}), ("notes.txt", {"absent": True}), "notes.txt exists"),
+    ("expected_files", ("plum.txt", {"absent": True}), ("picture.png", {"absent": True}), "picture.png exists"),
+    ("expected_files", ("notes.txt", "kiwi\n"), ("picture.png", "kiwi\n"), "picture.png is no text file"),
     ("expected_files", ("notes.txt", "kiwi\n"), ("plum.txt", "plum\n"), "plum.txt does not exist"),
 ]
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from opencode_harness.errors import ScenarioError
-from opencode_harness.scenario import load_scenario, scenario_paths
+from opencode_harness.scenario import load_scenario, scenario_paths, scenario_schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +81,7 @@ FAULTS = [
     ("prompt: hi\nproject_dir: a/../../b\nstdout_contains: x\n", "2:1", "project_dir", ""),
     ("prompt: hi\nturns: []\nstdout_contains: x\n", "2:1", "turns", ""),
     ("prompt: hi\nturns:\n  - txt: x\nstdout_contains: x\n", "3:5", "unknown key 'txt'", "did you mean 'text'?"),
+    ("prompt: hi\nturns:\n  - text: a\n  - finish_reason: stop\nstdout_contains: x\n", "4:5", "needs text or", ""),
     ("prompt: hi\npermission: {read: maybe}\nstdout_contains: x\n", "2:14", "permission.read", ""),
     ("prompt: hi\npermission_answer: never\nstdout_contains: x\n", "2:1", "permission_answer", ""),
     ("prompt: hi\ntimeouts: {turn: 0}\nstdout_contains: x\n", "2:12", "timeouts.turn", ""),
@@ -130,3 +132,21 @@ def test_a_root_without_scenarios_is_an_error(tmp_path: Path, name: str) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(ScenarioError, match=name):
         scenario_paths([tmp_path / name])
+
+
+SET_UP = {"description", "tags", "prompt", "project_dir", "files", "outside_files", "permission", "permission_answer"}
+SET_UP |= {"turns", "max_output_tokens", "timeouts"}
+VALUES: dict[str, object] = {
+    "files_unchanged": True,
+    "expected_files": {"a.txt": "text"},
+    "permissions_asked": [],
+    "tools_called": [],
+    "cold_start": True,
+}
+
+
+@pytest.mark.parametrize("key", sorted(set(scenario_schema()["properties"]) - SET_UP))
+def test_every_key_that_sets_nothing_up_is_checked(tmp_path: Path, key: str) -> None:
+    document = {"prompt": "hi", key: VALUES.get(key, "text")}
+    scenario = load_scenario(write(tmp_path, json.dumps(document)))
+    assert [item.key for item in scenario.expectations] == [key]

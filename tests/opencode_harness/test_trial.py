@@ -154,3 +154,10 @@ def words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def test_what_tools_and_files_hold_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    checks = 'expected_files: {"notes.txt": "\\e]0;owned\\a"}\ntool_results_contain_re: "\\e\\\\[31mplum"\n'
+    _, explanation = trial(tmp_path, READ_KIWI.replace("kiwi", "\\e[2Jkiwi") + checks)
+    assert "kiwi" in explanation
+    assert not [char for char in explanation if not char.isprintable() and char not in "\n\t"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,16 @@ def test_a_log_that_is_not_a_servers_is_refused(tmp_path: Path, capsys: pytest.C
     path.write_text("milk\n")
     assert main(["follow", "--timeout", "0", str(path)]) == 2
     assert "no llama-server start in 1 lines" in capsys.readouterr().err
+
+
+def test_a_command_that_is_never_ready_is_ended_when_the_time_is_up(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import time; print('srv    load_model: loading model', flush=True); time.sleep(600)"
+    started_s = time.monotonic()
+    assert main(["follow", "--timeout", "0.5", "--", sys.executable, "-c", program]) in (1, 2)
+    assert time.monotonic() - started_s < 60
+
+
+@pytest.mark.parametrize("timeout", ["-1", "nan", "1e300", "soon"])
+def test_a_time_that_is_none_is_a_usage_error(timeout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", f"--timeout={timeout}", str(READY)]) == 2
+    assert "--timeout" in capsys.readouterr().err

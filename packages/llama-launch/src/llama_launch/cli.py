@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from vram_report import visible
+
 from llama_launch import profile_cli, serve_cli, slots_cli
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import LlamaLaunchError
@@ -33,6 +35,7 @@ exit status: 0 all is well, 1 the answer is no, 2 wrong usage or a wrong profile
 3 no server, no model, or the server failed, 130 interrupted
 """
 _INTERRUPTED = 130
+_LINE_END = "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LlamaLaunchError as error:
         if options.debug:
             traceback.print_exception(error)
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error), keep=_LINE_END)}", file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(f"hint: {visible(error.hint, keep=_LINE_END)}", file=sys.stderr)
         return error.exit_code
 
 

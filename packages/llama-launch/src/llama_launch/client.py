@@ -131,8 +131,11 @@ class Client:
         """
         raw = self._mapping("GET", "/props")
         settings = raw.get("default_generation_settings")
-        n_ctx = settings.get("n_ctx") if isinstance(settings, dict) else None
-        return Props(raw.get("total_slots"), n_ctx, raw.get("model_path"), raw)
+        n_ctx = self._whole_or_none("/props", settings, "n_ctx") if isinstance(settings, dict) else None
+        path = raw.get("model_path")
+        return Props(
+            self._whole_or_none("/props", raw, "total_slots"), n_ctx, path if isinstance(path, str) else None, raw
+        )
 
     def slots(self) -> tuple[Slot, ...]:
         """All slots.
@@ -143,9 +146,15 @@ class Client:
         """
         found = self._json("GET", "/slots")
         if not isinstance(found, list):
-            raise ServerRefused(f"{self.base_url}/slots: expected a list", status=200, body=_shortened(str(found)))
+            raise self._odd("/slots", "a list", found)
         return tuple(
-            Slot(int(raw["id"]), raw.get("n_ctx"), bool(raw.get("is_processing")), raw.get("n_prompt_tokens"), raw)
+            Slot(
+                self._whole("/slots", raw, "id"),
+                self._whole_or_none("/slots", raw, "n_ctx"),
+                bool(raw.get("is_processing")),
+                self._whole_or_none("/slots", raw, "n_prompt_tokens"),
+                raw,
+            )
             for raw in found
             if isinstance(raw, dict) and "id" in raw
         )
@@ -157,8 +166,8 @@ class Client:
             ServerUnreachable: Nothing answers.
             ServerRefused: The server answers with an error.
         """
-        raw = self._mapping("POST", f"/slots/{id_slot}?action=erase&id_slot={id_slot}", {})
-        return Erased(id_slot, int(raw.get("n_erased", 0)))
+        path = f"/slots/{id_slot}?action=erase&id_slot={id_slot}"
+        return Erased(id_slot, self._whole(path, self._mapping("POST", path, {}), "n_erased"))
 
     def save(self, id_slot: int, filename: str) -> Saved:
         """Write a slot's cache to a file below the server's --slot-save-path.
@@ -167,8 +176,9 @@ class Client:
             ServerUnreachable: Nothing answers.
             ServerRefused: The server answers with an error.
         """
-        raw = self._mapping("POST", f"/slots/{id_slot}?action=save", {"filename": filename})
-        return Saved(id_slot, filename, int(raw.get("n_saved", 0)), int(raw.get("n_written", 0)))
+        path = f"/slots/{id_slot}?action=save"
+        raw = self._mapping("POST", path, {"filename": filename})
+        return Saved(id_slot, filename, self._whole(path, raw, "n_saved"), self._whole(path, raw, "n_written"))
 
     def restore(self, id_slot: int, filename: str) -> Saved:
         """Fill a slot's cache from a file that `save` wrote.
@@ -177,8 +187,9 @@ class Client:
             ServerUnreachable: Nothing answers.
             ServerRefused: The server answers with an error, as when there is no such file.
         """
-        raw = self._mapping("POST", f"/slots/{id_slot}?action=restore", {"filename": filename})
-        return Saved(id_slot, filename, int(raw.get("n_restored", 0)), int(raw.get("n_read", 0)))
+        path = f"/slots/{id_slot}?action=restore"
+        raw = self._mapping("POST", path, {"filename": filename})
+        return Saved(id_slot, filename, self._whole(path, raw, "n_restored"), self._whole(path, raw, "n_read"))
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The text as the model's token numbers, without special tokens added.
@@ -188,7 +199,10 @@ class Client:
             ServerRefused: The server answers with an error.
         """
         raw = self._mapping("POST", "/tokenize", {"content": text})
-        return tuple(int(token) for token in raw.get("tokens", ()))
+        tokens = raw.get("tokens", [])
+        if not isinstance(tokens, list) or not all(_is_whole(token) for token in tokens):
+            raise self._odd("/tokenize", "a list of token numbers", tokens)
+        return tuple(tokens)
 
     def metrics(self) -> dict[str, float]:
         """The counters of /metrics by name; needs the server's --metrics.
@@ -199,12 +213,30 @@ class Client:
         """
         lines = self._checked("GET", "/metrics").text.splitlines()
         pairs = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
-        return {name: float(value) for name, _, value in pairs}
+        try:
+            return {name: float(value) for name, _, value in pairs}
+        except ValueError as error:
+            raise self._odd("/metrics", "a number behind each name", str(error)) from error
+
+    def _whole(self, path: str, raw: dict[str, Any], key: str) -> int:
+        """A number of an answer; 0 where the server leaves it out."""
+        value = self._whole_or_none(path, raw, key)
+        return 0 if value is None else value
+
+    def _whole_or_none(self, path: str, raw: dict[str, Any], key: str) -> int | None:
+        value = raw.get(key)
+        if value is not None and not _is_whole(value):
+            raise self._odd(path, f"a number under {key!r}", value)
+        return value
+
+    def _odd(self, path: str, expected: str, found: object) -> ServerRefused:
+        body = _shortened(str(found))
+        return ServerRefused(f"{self.base_url}{path}: expected {expected}, found {body}", status=200, body=body)
 
     def _mapping(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         found = self._json(method, path, body)
         if not isinstance(found, dict):
-            raise ServerRefused(f"{self.base_url}{path}: expected an object", status=200, body=_shortened(str(found)))
+            raise self._odd(path, "an object", found)
         return found
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -230,9 +262,18 @@ class Client:
         url = self.base_url + path
         try:
             return self._session.request(method, url, json=body, timeout=self._timeout_s)
+        except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
+            hint = "an address is such as http://127.0.0.1:8080"
+            raise ServerUnreachable(f"{self.base_url!r} is no address of a server", hint=hint) from None
+        except UnicodeError as error:
+            raise ServerUnreachable(f"{url}: the API key holds characters that no header can", hint="") from error
         except requests.RequestException as error:
             reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing answers"
             raise ServerUnreachable(f"{url}: {reason}", hint="is the server running?") from error
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # What a refusal most likely means: status, part of the path, and what to do.

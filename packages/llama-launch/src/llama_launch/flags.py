@@ -13,7 +13,16 @@ from pathlib import Path
 
 from llama_launch.profile import Profile
 
-__all__ = ["Flag", "FlagProblem", "ServerFlag", "check_flags", "profile_flags", "read_help", "server_argv"]
+__all__ = [
+    "Flag",
+    "FlagProblem",
+    "ServerFlag",
+    "check_flags",
+    "owned_flags",
+    "profile_flags",
+    "read_help",
+    "server_argv",
+]
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,32 @@ def server_argv(
         # llama.cpp joins this text and the file's name as they are.
         argv += ["--slot-save-path", f"{slot_save_path}/"]
     return [*argv, *(word for flag in profile_flags(profile) for word in flag.words)]
+
+
+# Flags that a profile's own keys or the start itself decide; as an extra flag they would contradict what is shown and
+# watched, or put a secret into the process list and the log.
+_OWNED = {
+    "--api-key": "it would stand in the process list: use the profile's api_key_file",
+    "--hf-token": "it would stand in the process list: set HF_TOKEN in the environment",
+    "-hft": "it would stand in the process list: set HF_TOKEN in the environment",
+    "--model": "use --set model=PATH",
+    "-m": "use --set model=PATH",
+    "--host": "use --set host=ADDRESS",
+    "--port": "use --port N",
+    "--parallel": "use --set n_slots=N",
+    "-np": "use --set n_slots=N",
+    "--ctx-size": "use --set n_ctx_slot=N: the context is slots x tokens per slot",
+    "-c": "use --set n_ctx_slot=N: the context is slots x tokens per slot",
+    "--slot-save-path": "use --set slot_save=true; the folder is the run's",
+    "--log-file": "the log is the run's server.log",
+    "--log-disable": "readiness and memory are read from the log",
+}
+
+
+def owned_flags(extra_flags: Iterable[str]) -> list[FlagProblem]:
+    """Those of a profile's extra flags that something else decides, each with what to use instead."""
+    names = [word.partition("=")[0] for word in extra_flags]
+    return [FlagProblem(name, f"{name} cannot be an extra flag", _OWNED[name]) for name in names if name in _OWNED]
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,8 @@ _LIMITS = {
     "port": (0, 65535),
     "cache_ram_mib": (-1, 2**31 - 1),
     "n_gpu_layers": (-2, 2**31 - 1),
+    # Readiness and memory are read from the log: below 3 the server does not say that it is ready.
+    "verbosity": (3, 5),
 }
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _CHOICES = {"cache_type_k": _CACHE_TYPES, "cache_type_v": _CACHE_TYPES, "flash_attn": ("on", "off", "auto")}

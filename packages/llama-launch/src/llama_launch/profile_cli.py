@@ -132,6 +132,11 @@ n_ctx_slot = {n_ctx_slot}
 """
 
 
+def _quoted(text: str) -> str:
+    """A TOML basic string: JSON's, but for DEL, which TOML wants escaped, and with text beyond ASCII as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
 def _new(options: argparse.Namespace) -> int:
     if Path(options.name).name != options.name or options.name.startswith("."):
         raise ProfileError(f"{options.name!r} is not a name", hint="give a plain name, such as `fast`")
@@ -139,12 +144,14 @@ def _new(options: argparse.Namespace) -> int:
     known = options.name in profile_names()
     base = read_profile(options.extends or (options.name if known else DEFAULT_PROFILE)).profile
     extends = options.extends or (None if known else DEFAULT_PROFILE)
+    if extends and Path(extends).suffix:
+        extends = str(Path(extends).absolute())  # a path in a file starts from that file's folder
     text = _TEMPLATE.format(
         headline=f"Laid over {options.name}, key by key." if known else f"Builds on {extends}.",
-        extends=f'extends = "{extends}"\n' if extends else "",
+        extends=f"extends = {_quoted(extends)}\n" if extends else "",
         name=options.name,
-        description=json.dumps(base.description),
-        model=json.dumps(base.model),
+        description=_quoted(base.description),
+        model=_quoted(base.model),
         n_slots=base.n_slots,
         n_ctx_slot=base.n_ctx_slot,
     )

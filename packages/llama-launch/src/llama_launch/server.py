@@ -25,7 +25,7 @@ from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.embedded import embedded_argv, embedded_version
 from llama_launch.errors import FlagsRefused, ServerStartError, ServerUnreachable
-from llama_launch.flags import check_flags, read_help, server_argv
+from llama_launch.flags import check_flags, owned_flags, read_help, server_argv
 from llama_launch.leash import leashed
 from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
@@ -177,7 +177,7 @@ def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
     name = "DEFAULT-MODEL.gguf" if profile.model == DEFAULT_MODEL else profile.model
     slots = Path(profile.root) / "RUN" / "slots" if profile.slot_save else None
     argv = _command(choice, profile, Path(name).expanduser(), profile.port or 8080, slots)
-    _check_flags(choice, argv)
+    _check_flags(choice, profile, argv)
     return argv
 
 
@@ -192,7 +192,7 @@ def _start(
 ) -> RunningServer:
     slot_save_path = writable_folder(run_dir / "slots") if profile.slot_save else None
     argv = _command(choice, profile, model, port, slot_save_path)
-    _check_flags(choice, argv)
+    _check_flags(choice, profile, argv)
     client = Client(f"http://{_in_url(profile.host)}:{port}", api_key=_api_key(profile))
     log_path = run_dir / "server.log"
     version = choice.version or "of unknown version"
@@ -215,10 +215,10 @@ def _command(choice: _Choice, profile: Profile, model: Path, port: int, slot_sav
     return embedded_argv(profile, model=model, port=port, slot_save_path=slot_save_path)
 
 
-def _check_flags(choice: _Choice, argv: list[str]) -> None:
+def _check_flags(choice: _Choice, profile: Profile, argv: list[str]) -> None:
     """Hold the command line against the external server's own help; one that prints none is not checked."""
     known = {} if choice.executable is None else read_help(_said_by(choice.executable, "--help"))
-    problems = check_flags(argv[1:], known) if known else []
+    problems = owned_flags(profile.extra_flags) or (check_flags(argv[1:], known) if known else [])
     if problems:
         raise FlagsRefused(
             f"{choice.executable}: " + "; ".join(problem.message for problem in problems),

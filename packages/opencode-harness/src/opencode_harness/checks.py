@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Evidence:
         project_dir: The project's folder, relative to the workspace ("" = the same).
         before: Text files of the workspace before OpenCode started.
         after: The same, afterwards.
+        paths_after: Every path of the workspace afterwards, whatever it holds.
         asked: Permissions asked for.
         tools: Tool results, in the order in which they were reported.
         served: Main requests that the real server answered, in order.
@@ -68,6 +69,7 @@ class Evidence:
     project_dir: str
     before: Mapping[str, str]
     after: Mapping[str, str]
+    paths_after: Collection[str]
     asked: tuple[PermissionAsked, ...]
     tools: tuple[ToolOutcome, ...]
     served: tuple[ServedAnswer, ...]
@@ -188,21 +190,20 @@ def _files_unchanged(value: Any, evidence: Evidence) -> str | None:
 
 def _expected_file(value: Any, evidence: Evidence) -> str | None:
     name, expected = value
-    found = evidence.after.get(_in_workspace(name, evidence))
+    path = _in_workspace(name, evidence)
+    if isinstance(expected, Mapping) and "absent" in expected:
+        return f"{name} exists" if path in evidence.paths_after else None
+    found = evidence.after.get(path)
+    if found is None:
+        return f"{name} is no text file" if path in evidence.paths_after else f"{name} does not exist"
     if isinstance(expected, str):
         return _exact_text(name, expected, found)
-    if "absent" in expected:
-        return None if found is None else f"{name} exists"
-    if found is None:
-        return f"{name} does not exist"
     patterns = expected["matches"] if isinstance(expected["matches"], list) else [expected["matches"]]
     messages = (_message_of(assert_matches_all, found, pattern, name) for pattern in patterns)
     return next((message for message in messages if message), None)
 
 
-def _exact_text(name: str, expected: str, found: str | None) -> str | None:
-    if found is None:
-        return f"{name} does not exist"
+def _exact_text(name: str, expected: str, found: str) -> str | None:
     return None if found == expected else f"{name} differs\n" + _difference(expected, found, "expected", "found")
 
 

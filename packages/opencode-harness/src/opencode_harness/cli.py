@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from llama_launch import LlamaLaunchError
+from vram_report import visible
 
 from opencode_harness.errors import HarnessError
 from opencode_harness.opencode import find_opencode, install_opencode
@@ -32,6 +33,7 @@ examples:
   opencode-harness run scenarios -- -k edit     what follows -- goes to pytest
 """
 _INTERRUPTED = 130
+_LINE_END = "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,9 +71,9 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _told(error: HarnessError | LlamaLaunchError, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {visible(str(error), keep=_LINE_END)}", file=sys.stderr)
     if getattr(error, "hint", ""):
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {visible(error.hint, keep=_LINE_END)}", file=sys.stderr)
     return int(getattr(error, "exit_code", 3))
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jsonschema
 
 from opencode_harness.errors import ScenarioError
-from opencode_harness.turns import Turn
+from opencode_harness.turns import Turn, TurnError
 from opencode_harness.yaml_source import Location, YamlSource, read_yaml
 
 __all__ = ["Expectation", "Scenario", "load_scenario", "scenario_paths", "scenario_schema"]
@@ -158,7 +158,7 @@ def load_scenario(path: Path) -> Scenario:
         outside_files=data.get("outside_files", {}),
         permission=data.get("permission", {}),
         permission_answer=data.get("permission_answer", "always"),
-        turns=_turns(data),
+        turns=_turns(source),
         max_output_tokens=data.get("max_output_tokens"),
         timeouts_s=data.get("timeouts", {}),
         expectations=expectations,
@@ -167,9 +167,17 @@ def load_scenario(path: Path) -> Scenario:
     )
 
 
-def _turns(data: Mapping[str, Any]) -> tuple[Turn, ...] | None:
-    raw = data.get("turns")
-    return None if raw is None else tuple(Turn.from_mapping(turn) for turn in raw)
+def _turns(source: YamlSource) -> tuple[Turn, ...] | None:
+    raw = source.data.get("turns")
+    if raw is None:
+        return None
+    turns = []
+    for index, turn in enumerate(raw):
+        try:
+            turns.append(Turn.from_mapping(turn))
+        except TurnError as error:
+            raise source.error(("turns", index), str(error), hint=error.hint) from error
+    return tuple(turns)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_launch import Client
+from vram_report import visible
 
 from opencode_harness.checks import CheckFailure, Evidence, ServedAnswer, ToolOutcome, evaluate
 from opencode_harness.errors import WorkspaceError
@@ -28,7 +29,7 @@ from opencode_harness.scenario import Scenario
 from opencode_harness.slots import slot_tokens
 from opencode_harness.tui import Timeouts, TuiRun, run_opencode_tui
 from opencode_harness.turns import Turn, substitute
-from opencode_harness.workspace import TrialLayout, create_layout, lay_files, snapshot_text_files
+from opencode_harness.workspace import TrialLayout, create_layout, lay_files, paths_below, snapshot_text_files
 
 __all__ = ["Outcome", "Problem", "TrialResult", "TrialSpec", "run_trial"]
 
@@ -103,7 +104,8 @@ class TrialResult:
         """All problems and failures as text, each with the scenario's file and line."""
         lines = [f"{scenario.place}: {problem.message}" for problem in self.problems]
         lines += [f"{scenario.path}:{failure.line}: {failure.key}: {failure.message}" for failure in self.failures]
-        return "\n".join([*lines, f"recorded in {self.artefacts}"])
+        # What OpenCode, tools and files hold is data: nothing of it may act on the terminal.
+        return visible("\n".join([*lines, f"recorded in {self.artefacts}"]), keep="\n\t")
 
 
 def run_trial(spec: TrialSpec) -> TrialResult:
@@ -226,6 +228,7 @@ def _evidence(
         project_dir=scenario.project_dir,
         before=before,
         after=snapshot_text_files(layout.workspace),
+        paths_after=paths_below(layout.workspace),
         asked=tuple(log.asked),
         tools=tools,
         served=tuple(_served(exchange.timings) for exchange in served),

@@ -144,6 +144,11 @@ def snapshot_text_files(folder: Path) -> dict[str, str]:
     }
 
 
+def paths_below(folder: Path) -> frozenset[str]:
+    """Every path below `folder`, links and folders included, relative to it, with / as separator."""
+    return frozenset(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
 def _text_of(path: Path) -> str | None:
     try:
         if path.stat().st_size > _LARGEST_TEXT_BYTES:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vram_report.formats import render_csv, render_html, render_markdown
     from vram_report.prediction import read_model, with_model
     from vram_report.reader import read_log, read_stream
-    from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
+    from vram_report.render import SECTIONS, Page, Table, render_tables, report_page, visible
     from vram_report.report import parse, report_document
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "render_tables",
     "report_document",
     "report_page",
+    "visible",
     "with_model",
 ]
 
@@ -106,7 +107,7 @@ _HOMES = {
     **dict.fromkeys(("render_csv", "render_html", "render_markdown"), "formats"),
     **dict.fromkeys(("read_model", "with_model"), "prediction"),
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
-    **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page"), "render"),
+    **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page", "visible"), "render"),
     **dict.fromkeys(("parse", "report_document"), "report"),
 }
 """The module of each public name. No module may have the name of a public function: it would hide it."""

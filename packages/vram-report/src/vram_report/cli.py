@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -167,13 +168,16 @@ def _follow_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--watch-gpu", action="store_true", help="watch the GPUs' memory (NVML) until the server ends, or Ctrl-C"
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds to wait for the log at most")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds to wait for readiness at most")
     _add_common(parser)
     return parser
 
 
 def _seconds(text: str) -> float:
-    return _margin(text)
+    value = float(text)
+    if not 0 <= value < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: a time is 0 seconds or more")
+    return value
 
 
 class _Version(argparse.Action):
@@ -264,6 +268,7 @@ def _follow(follower: Follower, options: argparse.Namespace, watch: GPUWatch | N
             options.command,
             on_ready=show,
             echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
+            timeout_s=options.timeout,
         )
     else:
         follow_file(follower, options.log, timeout_s=options.timeout, on_ready=show if watch else None)

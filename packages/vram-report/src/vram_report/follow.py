@@ -6,7 +6,9 @@ counts once the server says that it gives up, its log stays silent for a moment,
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -150,7 +152,12 @@ def _growing_lines(stream: BinaryIO, goes_on: Callable[[], bool]) -> Iterator[by
 
 
 def follow_command(
-    follower: Follower, command: Sequence[str], *, on_ready: Callable[[], None], echo: Callable[[bytes], None]
+    follower: Follower,
+    command: Sequence[str],
+    *,
+    on_ready: Callable[[], None],
+    echo: Callable[[bytes], None],
+    timeout_s: float | None = None,
 ) -> None:
     """Start a server, pass its output on, and say when it is ready; returns when the server has ended.
 
@@ -159,6 +166,7 @@ def follow_command(
         command: The server's argv.
         on_ready: Called once, when the server is ready.
         echo: Receives each line of the server's output.
+        timeout_s: The command is ended when it is not ready after so many seconds; None waits for ever.
 
     Raises:
         CommandNotStarted: If the command cannot be started.
@@ -167,12 +175,30 @@ def follow_command(
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise CommandNotStarted(command[0], error.strerror or str(error)) from error
-    with process:
+    with process, _ended_unless_ready(process, follower, timeout_s):
         try:
             _pass_on(process, follower, on_ready, echo)
         except BaseException:
             _end(process)
             raise
+
+
+@contextlib.contextmanager
+def _ended_unless_ready(
+    process: subprocess.Popen[bytes], follower: Follower, timeout_s: float | None
+) -> Iterator[None]:
+    def end() -> None:
+        if not follower.is_ready:
+            _end(process)
+
+    timer = threading.Timer(timeout_s, end) if timeout_s is not None else None
+    if timer is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -129,6 +129,7 @@ class GPUWatch:
         self._seen = 0
         self._gpus: list[_Gpu] = []
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
 
     def __enter__(self) -> GPUWatch:
@@ -146,12 +147,13 @@ class GPUWatch:
         Raises:
             GPUNotWatched: The driver does not answer.
         """
-        readings = self._probe.read()
-        requests = self._requests()
-        self._seen = requests or 0
-        self._gpus = self._gpus or [_Gpu(reading) for reading in readings]
-        for gpu, reading in zip(self._gpus, readings, strict=False):
-            gpu.add(reading, requests)
+        with self._lock:
+            readings = self._probe.read()
+            requests = self._requests()
+            self._seen = requests or 0
+            self._gpus = self._gpus or [_Gpu(reading) for reading in readings]
+            for gpu, reading in zip(self._gpus, readings, strict=False):
+                gpu.add(reading, requests)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

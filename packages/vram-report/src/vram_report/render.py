@@ -53,9 +53,14 @@ class Table:
     numeric: tuple[int, ...] = ()
 
 
-def visible(text: str) -> str:
-    """Text with control and bidirectional characters as escapes, safe to print on a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+def visible(text: str, *, keep: str = "") -> str:
+    """Text with control and bidirectional characters as escapes, safe to print on a terminal.
+
+    Args:
+        text: Any text.
+        keep: Characters that stay as they are, such as line ends.
+    """
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _text(value: object) -> str:
