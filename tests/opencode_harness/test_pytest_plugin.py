@@ -25,6 +25,8 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.n_slots = 3
         self.can_erase = True
+        self.key: str | None = None
+        self.refused: list[str] = []
         self.posted: list[str] = []
 
     @property
@@ -46,18 +48,42 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def is_let_in(self) -> bool:
+        if self.server.key is None or self.headers.get("authorization") == f"Bearer {self.server.key}":
+            return True
+        self.server.refused.append(self.path)
+        self.answer(401, {"error": {"code": 401, "message": "Invalid API Key"}})
+        return False
+
     def do_GET(self) -> None:
+        if not self.is_let_in():
+            return
         slots = [{"id": index, "n_ctx": 8192, "is_processing": False} for index in range(self.server.n_slots)]
         props = {"default_generation_settings": {"n_ctx": 8192}, "total_slots": self.server.n_slots}
         self.answer(200, {"/slots": slots, "/props": props}.get(self.path, {"status": "ok"}))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
+        if not self.is_let_in():
+            return
         self.server.posted.append(self.path)
-        if self.server.can_erase:
+        if self.path == "/v1/chat/completions":
+            self.chat()
+        elif self.server.can_erase:
             self.answer(200, {"id_slot": 0, "n_erased": 5})
         else:
             self.answer(501, {"error": {"code": 501, "message": "no --slot-save-path", "type": "not_supported"}})
+
+    def chat(self) -> None:
+        delta = {"index": 0, "delta": {"role": "assistant", "content": "let in"}, "finish_reason": "stop"}
+        timings = {"cache_n": 0, "prompt_n": 9}
+        chunk = {"object": "chat.completion.chunk", "choices": [delta], "timings": timings}
+        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 @pytest.fixture
@@ -153,3 +179,33 @@ def test_without_a_server_no_file_of_the_project_is_touched(tmp_path: Path) -> N
     done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_a_server_that_asks_for_a_key_gets_it_and_no_record_holds_it(tmp_path: Path, server: FakeServer) -> None:
+    server.key = "k3y-0f-the-server"
+    keys = write(tmp_path, "keys.txt", f"# the server's\n{server.key}\n")
+    write(tmp_path, "scenarios/hello.yaml", "prompt: Hi\nscreen_contains: let in\n")
+    done = run_pytest(tmp_path, f"--oc-server={server.url}", f"--oc-api-key-file={keys}")
+    assert "1 passed" in done.stdout, done.stdout
+    assert server.refused == []
+    assert "/v1/chat/completions" in server.posted
+    held = [
+        path for path in (tmp_path / "trials").rglob("*") if path.is_file() and server.key in path.read_text("latin-1")
+    ]
+    assert held == []
+
+
+def test_a_server_whose_key_is_missing_is_the_environments_fault(tmp_path: Path, server: FakeServer) -> None:
+    server.key = "k3y-0f-the-server"
+    write(tmp_path, "scenarios/hello.yaml", "prompt: Hi\nscreen_contains: let in\n")
+    done = run_pytest(tmp_path, f"--oc-server={server.url}")
+    assert "1 failed" in done.stdout, done.stdout
+    assert "401" in done.stdout
+
+
+def test_tags_select_scenarios_as_names_do(tmp_path: Path, server: FakeServer) -> None:
+    write(tmp_path, "scenarios/one.yaml", PASSING + "tags: [quick]\n")
+    write(tmp_path, "scenarios/two.yaml", PASSING + "tags: [slow]\n")
+    done = run_pytest(tmp_path, f"--oc-server={server.url}", "--collect-only", "-q", "-k", "quick")
+    assert "<ScenarioItem one>" in done.stdout
+    assert "<ScenarioItem two>" not in done.stdout

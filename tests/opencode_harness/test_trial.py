@@ -70,8 +70,9 @@ def test_every_broken_expectation_is_named_with_its_line(tmp_path: Path) -> None
 def test_an_agent_that_is_never_done_ends_with_the_turns_own_timeout(tmp_path: Path) -> None:
     result, explanation = trial(tmp_path, READ_KIWI + "timeouts: {turn: 2}\nscreen_contains: kiwi\n", "silent")
     assert result.outcome is Outcome.FAIL
+    assert [problem.kind for problem in result.problems] == ["turn-timeout"]
     assert f"{tmp_path / 'example.yaml'}:1: " in explanation
-    assert "turn" in explanation
+    assert "timeout 'turn' is 2 s" in explanation
 
 
 def test_turns_that_were_never_asked_for_fail_the_trial(tmp_path: Path) -> None:
@@ -87,7 +88,8 @@ def test_an_agent_that_wants_more_turns_than_there_are_fails_the_trial(tmp_path:
     )
     result, explanation = trial(tmp_path, text)
     assert result.outcome is Outcome.FAIL
-    assert "turn" in explanation
+    assert [problem.kind for problem in result.problems] == ["turns-exhausted"]
+    assert f"{tmp_path / 'example.yaml'}:1: " in explanation
 
 
 def test_a_server_that_is_down_is_the_environments_fault(tmp_path: Path) -> None:
@@ -106,7 +108,8 @@ def test_an_opencode_that_dies_at_once_is_the_environments_fault(tmp_path: Path)
     broken.chmod(0o755)
     result = run_trial(TrialSpec(scenario, tmp_path / "trial", broken, None))
     assert result.outcome is Outcome.INFRA
-    assert "9" in result.explain(scenario)
+    assert [problem.kind for problem in result.problems] == ["exited"]
+    assert "with status 9" in result.explain(scenario)
     assert "cannot start" in (result.artefacts / "stderr.txt").read_text()
 
 

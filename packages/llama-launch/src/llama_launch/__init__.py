@@ -3,7 +3,7 @@
 `load_profile` reads a profile, `start_server` starts it and waits, `Client` calls a running server.
 """
 
-from llama_launch.client import Client, Erased, Props, Saved, Slot
+from llama_launch.client import Client, Erased, Props, Saved, Slot, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import (
     FlagsRefused,
@@ -45,6 +45,7 @@ __all__ = [
     "load_profile",
     "planned_argv",
     "profile_names",
+    "read_api_keys",
     "read_profile",
     "server_argv",
     "start_server",

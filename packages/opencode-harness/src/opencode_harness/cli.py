@@ -146,6 +146,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--server", type=_server_url, metavar="URL", help="address of a running llama-server; none: start one"
     )
     command.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="file whose first line is the key that --server asks for"
+    )
+    command.add_argument(
         "--backend",
         choices=("auto", "embedded", "external"),
         default="auto",
@@ -183,7 +186,7 @@ def _run(options: argparse.Namespace) -> int:
         load_scenario(path)
     spec = SuiteSpec(
         scenarios=paths,
-        server=ServerChoice(options.server, options.backend, options.profile),
+        server=ServerChoice(options.server, options.backend, options.profile, options.api_key_file),
         opencode=find_opencode(options.opencode),
         run_dir=_run_folder(options.run_dir),
         pytest_arguments=options.pytest_arguments,

@@ -2,7 +2,7 @@
 
     HarnessError
     ├── ScenarioError        a scenario file is wrong: file, line, column
-    ├── OpenCodeNotFound     no OpenCode executable, or not the pinned one
+    ├── OpenCodeNotFound     no OpenCode executable
     ├── OpenCodeInstallError npm is missing or failed
     └── WorkspaceError       a trial's folders cannot be laid out
 

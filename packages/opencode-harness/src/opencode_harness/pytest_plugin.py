@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,13 @@ class ServerUnderTest:
         url: Its address without `/v1`.
         client: Typed HTTP calls to it.
         n_ctx_slot: Tokens that one slot may hold, or None when the server does not say.
+        api_key: What it asks for, or None.
     """
 
     url: str
     client: Client
     n_ctx_slot: int | None
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def limits(self) -> ModelLimits:
@@ -71,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("opencode-harness", "tests of OpenCode against a llama.cpp server")
     options = {
         "oc_server": "address of a running llama-server, such as http://127.0.0.1:8080",
+        "oc_api_key_file": "file whose first line is the key that the server asks for",
         "oc_opencode": "the OpenCode executable; node_modules here or above, then PATH, by default",
     }
     for name, text in options.items():
@@ -101,7 +104,9 @@ class ScenarioFile(pytest.File):
         from opencode_harness.scenario import load_scenario
 
         scenario = load_scenario(_relative(self.path))
-        yield ScenarioItem.from_parent(self, name=scenario.name, callobj=_trial_function(scenario))
+        item: ScenarioItem = ScenarioItem.from_parent(self, name=scenario.name, callobj=_trial_function(scenario))
+        item.extra_keyword_matches.update(scenario.tags)
+        yield item
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A faulty file is told by place and remedy, without a traceback."""
@@ -142,7 +147,7 @@ def _trial_function(scenario: Scenario) -> Any:
     from opencode_harness.trial import Outcome, TrialSpec, run_trial
 
     def trial(request: pytest.FixtureRequest, tmp_path: Path, oc_server: ServerUnderTest, oc_opencode: Path) -> None:
-        spec = TrialSpec(scenario, tmp_path, oc_opencode, oc_server.url, oc_server.limits)
+        spec = TrialSpec(scenario, tmp_path, oc_opencode, oc_server.url, oc_server.limits, oc_server.api_key)
         result = run_trial(spec)
         request.node.stash[_RESULT] = result
         if result.outcome is not Outcome.PASS:
@@ -179,17 +184,19 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.fixture(scope="session")
 def oc_server(request: pytest.FixtureRequest) -> ServerUnderTest:
     """The server named by `--oc-server`; the test is skipped when none is."""
-    from llama_launch import Client, LlamaLaunchError
+    from llama_launch import Client, LlamaLaunchError, read_api_keys
 
     url = _option(request.config, "oc_server")
     if not url:
         pytest.skip("no server: give --oc-server URL")
-    client = Client(url)
+    key_file = _option(request.config, "oc_api_key_file")
+    api_key = read_api_keys(Path(key_file))[0] if key_file else None
+    client = Client(url, api_key)
     try:
         n_ctx_slot = client.props().n_ctx_slot
     except LlamaLaunchError:
         n_ctx_slot = None
-    return ServerUnderTest(url.rstrip("/"), client, n_ctx_slot)
+    return ServerUnderTest(url.rstrip("/"), client, n_ctx_slot, api_key)
 
 
 @pytest.fixture(scope="session")
@@ -214,7 +221,13 @@ def flush_llama_kv_cache(request: pytest.FixtureRequest) -> None:
 
 
 def run_scenarios(
-    scenarios: Sequence[Path], *, run_dir: Path, server_url: str, opencode: Path, more: Sequence[str] = ()
+    scenarios: Sequence[Path],
+    *,
+    run_dir: Path,
+    server_url: str,
+    opencode: Path,
+    api_key_file: Path | None = None,
+    more: Sequence[str] = (),
 ) -> int:
     """Run scenario files with pytest in this process; the pytest configuration of the current folder has no say.
 
@@ -223,6 +236,7 @@ def run_scenarios(
         run_dir: Receives the trials' folders, below `trials/`.
         server_url: The server's address without `/v1`.
         opencode: The executable.
+        api_key_file: File whose first line is the key that the server asks for.
         more: Further arguments for pytest.
 
     Returns:
@@ -242,6 +256,7 @@ def run_scenarios(
         "-pno:cacheprovider",
         f"--oc-server={server_url}",
         f"--oc-opencode={opencode}",
+        *([f"--oc-api-key-file={api_key_file}"] if api_key_file else []),
         *more,
     ]
     code = pytest.ExitCode(pytest.main(arguments))

@@ -83,7 +83,7 @@ class Scenario:
         timeouts_s: Timeouts that differ from the defaults, by name.
         expectations: What must be true afterwards, in file order.
         description: One sentence, or an empty string.
-        tags: Free words to select by.
+        tags: Free words that pytest's -k selects by.
     """
 
     path: Path

@@ -34,11 +34,13 @@ class ServerChoice:
         url: Address of a server that runs already, or None to start one.
         backend: `auto`, `embedded` or `external`, for one that is started.
         profile: Name or path of the llama-launch profile, for one that is started.
+        api_key_file: File with the key of a server that runs already, if it asks for one.
     """
 
     url: str | None
     backend: llama_launch.Backend
     profile: str
+    api_key_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
                 run_dir=spec.run_dir,
                 server_url=str(url),
                 opencode=spec.opencode,
+                api_key_file=spec.server.api_key_file if server is None else _key_file(server),
                 more=spec.pytest_arguments,
             )
         if server is not None:
@@ -116,6 +119,10 @@ def _server(spec: SuiteSpec, say: Callable[[str], None]) -> Iterator[llama_launc
     run_dir.mkdir(parents=True, exist_ok=True)
     with llama_launch.start_server(profile, run_dir=run_dir, backend=spec.server.backend, progress=say) as server:
         yield server
+
+
+def _key_file(server: llama_launch.RunningServer) -> Path | None:
+    return Path(server.profile.api_key_file) if server.profile.api_key_file else None
 
 
 def _report(server: llama_launch.RunningServer, say: Callable[[str], None]) -> None:

@@ -71,6 +71,7 @@ class TrialSpec:
         opencode: The executable.
         upstream: The server's address without `/v1`; None where every turn is scripted and no server is there.
         limits: What OpenCode is told about the model.
+        api_key: What the server asks for; OpenCode never sees it, and it is never recorded.
     """
 
     scenario: Scenario
@@ -78,6 +79,7 @@ class TrialSpec:
     opencode: Path
     upstream: str | None
     limits: ModelLimits = DEFAULT_LIMITS
+    api_key: str | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     log = OpenCodeLog(layout.opencode_log)
     turns = _turns(spec.scenario, layout)
     upstream = spec.upstream if turns is None else None
-    with Proxy(upstream=upstream, turns=turns or (), journal=layout.artefacts / "requests.jsonl") as proxy:
+    journal = layout.artefacts / "requests.jsonl"
+    with Proxy(upstream=upstream, turns=turns or (), journal=journal, upstream_api_key=spec.api_key) as proxy:
         try:
             run = _drive(spec, layout, project, proxy, log)
         finally:
@@ -144,7 +147,7 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     log.refresh()
     evidence = _evidence(spec.scenario, layout, before, run, log, exchanges, tools)
     if upstream is not None:
-        evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(upstream)))
+        evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(upstream, spec.api_key)))
     result = _judge(spec.scenario, problems, evidence, layout)
     result = dataclasses.replace(result, requests=len(exchanges), duration_s=time.monotonic() - started)
     _write_result(layout, spec.scenario, run, result, exchanges, evidence.slot_tokens)
@@ -268,7 +271,13 @@ def _write_result(
         "problems": [dataclasses.asdict(problem) for problem in result.problems],
         "failures": [dataclasses.asdict(failure) for failure in result.failures],
         "duration_s": round(result.duration_s, 3),
-        "terminal": {"outcome": run.outcome, "exit_status": run.exit_status, "message": run.message},
+        "terminal": {
+            "outcome": run.outcome,
+            "exit_status": run.exit_status,
+            "message": run.message,
+            "timings": dataclasses.asdict(run.timings),
+            "dialogs": [dataclasses.asdict(dialog) for dialog in run.dialogs],
+        },
         "requests": [
             {
                 "lane": exchange.lane,
