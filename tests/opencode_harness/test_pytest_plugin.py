@@ -209,3 +209,14 @@ def test_tags_select_scenarios_as_names_do(tmp_path: Path, server: FakeServer) -
     done = run_pytest(tmp_path, f"--oc-server={server.url}", "--collect-only", "-q", "-k", "quick")
     assert "<ScenarioItem one>" in done.stdout
     assert "<ScenarioItem two>" not in done.stdout
+
+
+def test_a_project_that_lies_in_a_folder_called_scenarios_has_no_more_of_them(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    project = tmp_path / "scenarios" / "project"
+    write(project, "config/app.yaml", "setting: 1\n")
+    write(project, "scenarios/one.yaml", PASSING)
+    done = run_pytest(project, f"--oc-server={server.url}", "--collect-only", "-q")
+    assert "<ScenarioItem one>" in done.stdout
+    assert "app" not in done.stdout

@@ -90,7 +90,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     if file_path.suffix not in {".yaml", ".yml"} or not _option(parent.config, "oc_server"):
         return None
     named = parent.session.isinitpath(file_path) or file_path.name.endswith((".scenario.yaml", ".scenario.yml"))
-    if not named and "scenarios" not in file_path.parent.parts:
+    root = parent.config.rootpath
+    # Where the project itself lies says nothing: only folders of the project count.
+    folders = file_path.relative_to(root).parent.parts if file_path.is_relative_to(root) else file_path.parent.parts
+    if not named and "scenarios" not in folders:
         return None
     file: ScenarioFile = ScenarioFile.from_parent(parent, path=file_path)
     return file
