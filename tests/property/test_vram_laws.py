@@ -158,9 +158,11 @@ def test_lost_line_ends_never_raise_nor_invent_a_buffer(name: str, joined: list[
     runs = parse("".join(glued).splitlines(keepends=True))
     sizes = {b.mib for run in parse(lines) for b in run.buffers}
     printed = {float(text) for text in NUMBER.findall("".join(lines))}
+    # Where a lost line end hides which of two caches a line is about, they are one.
+    folded = {round(one + other, 2) for one in sizes for other in sizes}
     for run in runs:
         for buffer in run.buffers:
-            assert buffer.mib in sizes or buffer.mib in printed or buffer.mib <= sum(printed)
+            assert buffer.mib in sizes | printed | folded
 
 
 @unhurried

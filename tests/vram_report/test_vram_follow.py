@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,27 @@ def test_a_failed_log_is_reported_with_status_one(capsys: pytest.CaptureFixture[
     assert "start-failed" in capsys.readouterr().out
 
 
+class Watched(Follower):
+    """Tells when it has taken the first record."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.has_begun = threading.Event()
+
+    def feed(self, lines: Iterator[bytes]) -> Iterator[None]:
+        for record in super().feed(lines):
+            self.has_begun.set()
+            yield record
+
+
 def test_a_growing_log_is_read_until_the_server_is_ready(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     raw = READY.read_bytes()
     path.write_bytes(raw[:5000])
-    first_part_read = threading.Event()
+    follower = Watched(str(path))
 
     def write_the_rest() -> None:
-        first_part_read.wait(10)
+        assert follower.has_begun.wait(10)
         with path.open("ab") as stream:
             for start in range(5000, len(raw), 1000):
                 stream.write(raw[start : start + 1000])
@@ -43,8 +57,6 @@ def test_a_growing_log_is_read_until_the_server_is_ready(tmp_path: Path) -> None
 
     writer = threading.Thread(target=write_the_rest)
     writer.start()
-    first_part_read.set()
-    follower = Follower(str(path))
     follow_file(follower, path, timeout_s=30)
     writer.join()
     report = follower.report()
