@@ -18,7 +18,7 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name in ("gpt-oss-20b", "qwen3-8b", "granite-4-h-tiny", "smollm2-135m"):
+    for name in ("gpt-oss-20b", "qwen3-8b", "granite-4-h-tiny", "smollm2-135m", "qwen3.5-0.8b-mtp"):
         write_phantom(name, folder / f"{name}.gguf")
     writer = gguf.GGUFWriter(folder / "mmproj.gguf", "clip")
     writer.add_tensor("v.patch_embd.weight", np.zeros((1024, 1024), dtype=np.float16))
@@ -87,6 +87,80 @@ def test_a_companion_of_the_wrong_kind_is_an_error_that_names_it(
 ) -> None:
     assert main(["estimate", str(models / "qwen3-8b.gguf"), flag, str(models / file)]) == 2
     assert file in capsys.readouterr().err
+
+
+def roles(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["role"], one["device"]) for one in document["extra_models"]]
+
+
+TWO = ("-c", 8192, "-np", 1, "--memory", "CUDA0=24000", "--memory", "CUDA1=16000")
+
+
+def test_draft_and_projector_lie_on_the_devices_that_their_flags_name(
+    capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
+    beside = ("-md", models / "smollm2-135m.gguf", "-mm", models / "mmproj.gguf")
+    _, document = estimate(
+        capsys, models / "qwen3-8b.gguf", *TWO, *beside, "-devd", "CUDA1", "--mmproj-device", "CUDA1"
+    )
+    assert roles(document) == [("draft", "CUDA1"), ("draft", "CPU"), ("mmproj", "CUDA1")]
+    assumed = document["assumptions"]
+    assert (assumed["device_draft"], assumed["mmproj_device"]) == (["CUDA1"], "CUDA1")
+    assert assumed["model_draft"].endswith("smollm2-135m.gguf")
+    _, document = estimate(capsys, models / "qwen3-8b.gguf", *TWO, *beside, "-devd", "none")
+    assert roles(document) == [("draft", "CPU"), ("mmproj", "CUDA0")]
+
+
+@pytest.mark.parametrize(("flag", "said"), [("-devd", "--device-draft out of"), ("--mmproj-device", "--mmproj-device")])
+def test_a_device_that_is_none_of_the_models_is_refused(
+    capsys: pytest.CaptureFixture[str], models: Path, flag: str, said: str
+) -> None:
+    files = ["-md", str(models / "smollm2-135m.gguf"), "-mm", str(models / "mmproj.gguf")]
+    status = main(["estimate", str(models / "qwen3-8b.gguf"), *map(str, TWO), *files, flag, "CUDA9"])
+    captured = capsys.readouterr()
+    assert (status, said in captured.err, "CUDA9" in captured.err) == (2, True, True)
+
+
+def test_the_drafts_experts_stay_on_the_host_by_its_own_flags(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", *TWO, "-md", models / "granite-4-h-tiny.gguf", "-devd", "CUDA1")
+    on_host = {}
+    for name, more in {"none": (), "some": ("-ncmoed", 20), "all": ("-cmoed",), "one": ("-otd", "blk.7.=CPU")}.items():
+        _, document = estimate(capsys, *flags, *more)
+        on_host[name] = next(one["weights_bytes"] for one in document["extra_models"] if one["device"] == "CPU")
+    assert on_host["none"] < on_host["one"] < on_host["some"] < on_host["all"]
+
+
+def test_predicting_layers_lie_with_the_last_layers(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    model = models / "qwen3.5-0.8b-mtp.gguf"
+    status, document = estimate(capsys, model, *TWO, "--spec-type", "draft-mtp", "-ctkd", "q8_0", "-ctvd", "q8_0")
+    assert status == 0
+    assert roles(document) == [("mtp", "CUDA1"), ("mtp", "CPU")]
+    assert document["extra_models"][0]["kv_bytes"] == 8.5 * MIB
+    assert document["assumptions"]["cache_type_k_draft"] == "q8_0"
+    _, without = estimate(capsys, model, *TWO)
+    assert without["weights"] == document["weights"]
+    assert document["recurrent"]["total_bytes"] == 4 * without["recurrent"]["total_bytes"]
+
+
+def test_predicting_layers_of_another_file_are_loaded_whole(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    flags = (models / "qwen3-8b.gguf", *TWO, "--spec-type", "draft-mtp", "-md", models / "qwen3.5-0.8b-mtp.gguf")
+    _, document = estimate(capsys, *flags, "-devd", "CUDA1")
+    first = document["extra_models"][0]
+    assert (first["role"], first["device"], first["kv_bytes"]) == ("mtp", "CUDA1", 16 * MIB)
+    loaded = sum(one["weights_bytes"] for one in document["extra_models"])
+    # 784.52 MiB with the embedding, which is tied: its copy on the device is 257.66 MiB more.
+    assert round(loaded / MIB, 2) == round(784.52 + 257.66, 2)
+
+
+def test_a_model_without_predicting_layers_says_so(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    assert main(["estimate", str(models / "qwen3-8b.gguf"), "--spec-type", "draft-mtp"]) == 2
+    assert "layers that predict further tokens" in capsys.readouterr().err
+
+
+def test_what_is_beside_a_model_counts_for_one_model_only(capsys: pytest.CaptureFixture[str], models: Path) -> None:
+    files = [str(models / f"{name}.gguf") for name in ("qwen3-8b", "granite-4-h-tiny")]
+    assert main(["estimate", *files, "-md", str(models / "smollm2-135m.gguf"), "--memory", "CUDA0=24000"]) == 2
+    assert "take one model" in capsys.readouterr().err
 
 
 def together(capsys: pytest.CaptureFixture[str], models: Path, memory_mib: int) -> tuple[int, list[list[str]]]:

@@ -81,6 +81,24 @@ QWEN35_MOE = {
 }
 
 
+GEMMA4: dict[str, Number] = {
+    "context_length": 262144,
+    "embedding_length": 2560,
+    "attention.head_count": 16,
+    "attention.key_length": 512,
+    "attention.value_length": 512,
+    "attention.key_length_swa": 256,
+    "attention.value_length_swa": 256,
+}
+GEMMA4_26B: dict[str, Number] = {
+    "block_count": 30,
+    "attention.head_count_kv": [8, 8, 8, 8, 8, 2] * 5,
+    "attention.sliding_window": 1024,
+    "attention.sliding_window_pattern": [True, True, True, True, True, False] * 5,
+    "attention.shared_kv_layers": 0,
+}
+
+
 @pytest.fixture
 def gemma3(make_model: MakeModel) -> Summary:
     return read_summary(make_model("gemma3", GEMMA3_270M, n_vocab=262144))
@@ -175,19 +193,30 @@ def test_hybrid_qwen35_moe_is_what_the_server_printed(make_model: MakeModel) -> 
     prediction = estimate(summary, Settings(ctx_size=32768, build=9000))
     assert [(part.layers, part.bytes) for part in prediction.cache] == [(10, 640 * MIB)]
     assert prediction.recurrent_bytes == 251.25 * MIB
+    # The same server's context checkpoints were 62.813 MiB each.
+    assert round(prediction.checkpoint_bytes / MIB, 3) == 62.812
+    parts = prediction.host.parts
+    assert parts["checkpoints"] == 4 * 32 * prediction.checkpoint_bytes
+    none = estimate(summary, Settings(ctx_size=32768, build=9000, ctx_checkpoints=0))
+    assert none.host.parts["checkpoints"] == 0
+    assert none.host.used_bytes == prediction.host.used_bytes
+
+
+def test_a_checkpoint_of_windows_holds_what_one_slot_can_fill(make_model: MakeModel) -> None:
+    """gemma-4-26B: 926 tokens were 180.871 MiB and 1434 were 280.095; a slot can fill 1536 cells."""
+    summary = read_summary(make_model("gemma4", GEMMA4 | GEMMA4_26B))
+    settings = Settings(ctx_size=32768, parallel=2, build=8854)
+    assert estimate(summary, settings).checkpoint_bytes == 300 * MIB
+    assert round(300 * 926 / 1536, 2) == 180.86
+    assert estimate(summary, replace(settings, kv_unified=True)).checkpoint_bytes == 300 * MIB
+    assert estimate(summary, replace(settings, swa_full=True)).checkpoint_bytes == 0
 
 
 @pytest.mark.parametrize(
     ("metadata", "settings", "printed"),
     [
         (
-            {
-                "block_count": 30,
-                "attention.head_count_kv": [8, 8, 8, 8, 8, 2] * 5,
-                "attention.sliding_window": 1024,
-                "attention.sliding_window_pattern": [True, True, True, True, True, False] * 5,
-                "attention.shared_kv_layers": 0,
-            },
+            GEMMA4_26B,
             Settings(ctx_size=32768, parallel=2, build=8854),
             [("non-swa", 16384, 5, 2, 640.0), ("swa", 1536, 25, 2, 600.0)],
         ),
@@ -208,16 +237,7 @@ def test_hybrid_qwen35_moe_is_what_the_server_printed(make_model: MakeModel) -> 
 def test_gemma4_is_what_the_server_printed(
     make_model: MakeModel, metadata: dict[str, Number], settings: Settings, printed: list[Any]
 ) -> None:
-    sizes = {
-        "context_length": 262144,
-        "embedding_length": 2560,
-        "attention.head_count": 16,
-        "attention.key_length": 512,
-        "attention.value_length": 512,
-        "attention.key_length_swa": 256,
-        "attention.value_length_swa": 256,
-    }
-    assert parts(read_summary(make_model("gemma4", {**sizes, **metadata})), settings) == printed
+    assert parts(read_summary(make_model("gemma4", GEMMA4 | metadata)), settings) == printed
 
 
 def test_latent_attention_keeps_k_alone(make_model: MakeModel) -> None:
@@ -271,8 +291,7 @@ def test_two_devices_share_layers_as_the_server_did(make_model: MakeModel) -> No
     assert prediction.weights_host_bytes == 32000
     for device in prediction.devices:
         assert device.compute.low_bytes / MIB <= 35.02 <= device.compute.high_bytes / MIB
-    host = next(size for kind, size in prediction.host.parts.items() if kind == "compute")
-    assert host / MIB == pytest.approx(21.02, abs=0.05)
+    assert prediction.host_compute.bytes / MIB == pytest.approx(21.02, abs=0.05)
 
 
 @pytest.mark.parametrize(("n_gpu_layers", "layers"), [(0, 0), (1, 0), (2, 1), (19, 18), (99, 18)])
@@ -363,7 +382,13 @@ def test_command_prints_the_contract(gpt_oss: Path, capsys: pytest.CaptureFixtur
     assert device["fits"] is True
     parts_sum = sum(device[f"{kind}_bytes"] for kind in ("weights", "kv", "recurrent", "compute"))
     assert device["used_bytes"] == parts_sum
-    assert {part["kind"] for part in document["host"]["parts"]} >= {"weights", "kv", "output", "prompt-cache"}
+    assert [part["kind"] for part in document["host"]["parts"]] == [
+        "weights",
+        "kv",
+        "output",
+        "prompt-cache",
+        "checkpoints",
+    ]
 
 
 def test_command_says_no_with_status_1(gpt_oss: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -388,3 +413,47 @@ def test_memory_that_the_driver_takes_counts(gpt_oss: Path, capsys: pytest.Captu
 )
 def test_bad_flag_is_a_usage_error(tiny_model: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     assert run(capsys, tiny_model, *flags)[0] == 2
+
+
+def test_a_pasted_command_line_is_understood(gpt_oss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Short forms, aliases and flags that name devices, as llama-server takes them."""
+    memory = ["--memory", "CUDA0=24000", "--memory", "CUDA1=24000", "--format", "json"]
+    pasted = ["-m", gpt_oss, "-c", 16384, "-np", 2, "-no-kvu", "-nkvo", "--gpu-layers", 99, "-cram", -1, "-ctxcp", 8]
+    status, out, _ = run(capsys, *pasted, *memory, "-sm", "none", "-mg", 1)
+    document = json.loads(out)
+    assert status == 0
+    assert [device["weights_bytes"] > 0 for device in document["devices"]] == [False, True]
+    assert document["slots"]["kv_unified"] is False
+    parts = {part["kind"]: part["bytes"] for part in document["host"]["parts"]}
+    assert parts["kv"] == document["kv_cache"]["total_bytes"]
+    assert parts["prompt-cache"] is None
+    assert parts["checkpoints"] == 2 * 8 * 18 * MIB  # 768 cells of 12 layers of 2 KiB
+    _, out, _ = run(capsys, gpt_oss, *memory, "-dev", "CUDA1")
+    assert [device["name"] for device in json.loads(out)["devices"]] == ["CUDA1"]
+    _, out, _ = run(capsys, gpt_oss, *memory, "-dev", "none")
+    assert json.loads(out)["weights"]["gpu_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--memory", "CUDA0=24000", "-dev", "CUDA7"], "--device CUDA7 is not among those of --memory"),
+        (["-dev", "CUDA0,none"], "is no list of devices"),
+        (["--spec-type", "draft-what"], "'draft-what' is not one of none, draft-simple"),
+        (["--spec-type", "draft-eagle3"], "--spec-type draft-eagle3 needs --model-draft"),
+        (["--plot", "x.svg"], "--plot draws a --sweep"),
+        (["--sweep", "--plot", "x.pdf"], "does not end with .svg or .png"),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    status, _, err = run(capsys, tiny_model, *flags)
+    assert status == 2
+    assert said in err
+
+
+def test_no_file_and_no_device_are_errors(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "which model?" in run(capsys, "-c", 4096)[2]
+    status, _, err = run(capsys, tiny_model, "-sm", "none", "-mg", 3)
+    assert (status, "--main-gpu below 1" in err) == (2, True)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf_info import DraftModel, Estimate, Settings, Summary, estimate, read_summary, with_companions
+from gguf_info import DraftModel, Estimate, PredictingLayers, Settings, Summary, estimate, read_summary, with_companions
 from phantoms import PHANTOMS, write_phantom
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 MIB = 2**20
-# SmolLM2 was recorded from its real file.
+# SmolLM2 and gemma-3-270m were recorded from their real files, whose tables the phantoms have.
 PHANTOM_OF = {"smollm2": "smollm2-135m"}
+QWEN35 = Settings(ctx_size=8192, parallel=2, kv_unified=True)
 Q8 = Settings(cache_type_k="q8_0", cache_type_v="q8_0")
 STARTS = {
     "gpt-oss-20b.p4_unified_q8_c32768": replace(Q8, ctx_size=32_768, parallel=4, kv_unified=True),
@@ -30,6 +31,14 @@ STARTS = {
     "smollm2.p1_c2048": Settings(ctx_size=2048, parallel=1),
     "smollm2.p4_divided_q8": replace(Q8, ctx_size=32_768, parallel=4),
     "openelm-1b.p1": Settings(ctx_size=2048, parallel=1),
+    "gemma-3-270m.p3_unified_q8": replace(Q8, ctx_size=24_576, parallel=3, kv_unified=True),
+    "gemma-3-270m.p4_divided": Settings(ctx_size=32_768, parallel=4),
+    "gemma-3n-e2b.p2_unified": Settings(ctx_size=8192, parallel=2, kv_unified=True),
+    "gemma-4-e2b.p2_unified": Settings(ctx_size=16_384, parallel=2, kv_unified=True),
+    "gemma-4-e2b.p4_divided_q8": replace(Q8, ctx_size=16_384, parallel=4),
+    "qwen3.5-0.8b-mtp.p2_unified": QWEN35,
+    "qwen3.5-0.8b-mtp.p2_ngram_simple": replace(QWEN35, spec_type=("ngram-simple",)),
+    "qwen3.5-0.8b-mtp.p2_ngram_mod": replace(QWEN35, spec_type=("ngram-mod",)),
 }
 
 
@@ -48,7 +57,8 @@ def start(request: pytest.FixtureRequest, phantoms: dict[str, Summary]) -> tuple
     settings = STARTS[name]
     log = (LOGS / f"xllamacpp-2026.10.11549.{name}.log").read_text(errors="replace")
     on_the_cpu = replace(settings, n_gpu_layers=0)
-    return log, estimate(phantoms[PHANTOM_OF.get(model := name.split(".")[0], model)], on_the_cpu)
+    model = name.rpartition(".")[0]
+    return log, estimate(phantoms[PHANTOM_OF.get(model, model)], on_the_cpu)
 
 
 def printed_mib(log: str, what: str) -> list[float]:
@@ -113,3 +123,27 @@ def test_a_draft_model_takes_what_the_server_printed(phantoms: dict[str, Summary
     assert draft.compute is not None
     assert draft.compute.low_bytes <= compute * MIB <= draft.compute.high_bytes
     assert predicted.host.used_bytes == target.host.used_bytes + draft.used_bytes
+
+
+@pytest.mark.parametrize(("name", "cache_type"), [("p2_draft_mtp", "f16"), ("p2_draft_mtp_q8", "q8_0")])
+def test_layers_that_predict_further_tokens_take_what_the_server_printed(
+    phantoms: dict[str, Summary], name: str, cache_type: str
+) -> None:
+    """The layers are loaded, they get a context of their own, and the model keeps states to roll back to."""
+    log = (LOGS / f"xllamacpp-2026.10.11549.qwen3.5-0.8b-mtp.{name}.log").read_text(errors="replace")
+    of_the_model, of_the_layers = log.split("creating MTP draft context")
+    summary = phantoms["qwen3.5-0.8b-mtp"]
+    target = estimate(summary, replace(QWEN35, spec_type=("draft-mtp",), n_gpu_layers=0))
+    layers = PredictingLayers(summary, cache_type_k=cache_type, cache_type_v=cache_type)
+    (extra,) = with_companions(target, predicting=layers).extra_models
+    assert (extra.role, extra.device) == ("mtp", "CPU")
+    assert [in_mib(target.weights_total_bytes + extra.weights_bytes)] == printed_mib(log, "model buffer size")
+    assert [in_mib(target.kv_bytes)] == printed_mib(of_the_model, "KV buffer size")
+    assert [in_mib(target.recurrent_bytes)] == printed_mib(of_the_model, "RS buffer size")
+    context = printed_mib(of_the_layers, "KV buffer size") + printed_mib(of_the_layers, "output buffer size")
+    assert in_mib(extra.kv_bytes) == pytest.approx(sum(context), abs=0.011)
+    for predicted, text in ((target.compute, of_the_model), (extra.compute, of_the_layers)):
+        assert predicted is not None
+        assert all(
+            predicted.low_bytes <= mib * MIB <= predicted.high_bytes for mib in printed_mib(text, "compute buffer size")
+        )

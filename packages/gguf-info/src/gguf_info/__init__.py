@@ -3,7 +3,7 @@
 The rule: the header alone is read, in bounded reads, and every number says where it comes from.
 """
 
-from gguf_info.companions import DraftModel, Projector, with_companions
+from gguf_info.companions import DraftModel, PredictingLayers, Projector, with_companions
 from gguf_info.diff import Change, ModelDiff, diff_models
 from gguf_info.document import estimate_document, summary_document
 from gguf_info.errors import GGUFError
@@ -27,6 +27,7 @@ __all__ = [
     "Header",
     "Largest",
     "ModelDiff",
+    "PredictingLayers",
     "Projector",
     "Settings",
     "Summary",

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -23,11 +23,12 @@ from gguf_info.bounded import OutOfTime, bounded
 from gguf_info.diff import diff_document, diff_models
 from gguf_info.document import estimate_document, flat_fields, largest_document, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
-from gguf_info.estimate_flags import add_estimate_flags, predictor, settings_from
+from gguf_info.estimate_flags import add_estimate_flags, companion_inputs, predictor, settings_from
 from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
 from gguf_info.fitting import SweepRow, find_largest, sweep
-from gguf_info.memory import Estimate
+from gguf_info.memory import Estimate, Settings
 from gguf_info.model import Summary, read_summary
+from gguf_info.plot import PLOT_SUFFIXES, write_plot
 from gguf_info.reader import Array
 from gguf_info.render import (
     SECTIONS,
@@ -96,7 +97,9 @@ examples:
   gguf-info estimate model.gguf --n-cpu-moe 12 --cache-type-k q8_0 --cache-type-v q8_0 --memory CUDA0=12000
   gguf-info estimate model.gguf --largest ctx-size --parallel 2 --memory CUDA0=24000
   gguf-info estimate model.gguf --sweep 8192,32768 --sweep-types f16,q8_0 --format csv
+  gguf-info estimate model.gguf --sweep --memory CUDA0=24000 --plot sweep.svg
   gguf-info estimate model.gguf --model-draft draft.gguf --mmproj mmproj.gguf --memory CUDA0=24000
+  gguf-info estimate model.gguf --spec-type draft-mtp --memory CUDA0=24000
   gguf-info estimate a.gguf b.gguf c.gguf --ctx-size 16384 --memory CUDA0=24000   which fit together
   gguf-info estimate model.gguf --format json | jq .kv_cache
 """
@@ -332,37 +335,56 @@ def _estimate(arguments: list[str]) -> int:
     parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES, formats)
     parser.add_argument(
         "files",
-        nargs="+",
+        nargs="*",
         metavar="FILE",
         help="a .gguf file, its URL, any part of a split model, or a folder with one model; "
         "several: which can be in memory together",
     )
+    parser.add_argument("-m", "--model", dest="models", action="append", metavar="FILE", help="the same, by a flag")
     add_estimate_flags(parser)
     options = parser.parse_args(arguments)
+    options.files += options.models or []
+    if not options.files:
+        parser.error("which model? Give its file")
+    try:
+        settings = settings_from(options)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    _require_plottable(parser, options)
     if len(options.files) > 1:
         if options.largest or options.sweep is not None:
             parser.error("--largest and --sweep take one model")
-        return _residency(options)
+        if options.model_draft is not None or options.mmproj is not None or options.spec_type:
+            parser.error("--model-draft, --mmproj and --spec-type take one model")
+        return _residency(options, settings)
     (options.file,) = options.files
-    summary, settings = read_summary(options.file), settings_from(options)
+    summary, further = read_summary(options.file), companion_inputs(options)
     predict = predictor(summary, options)
     if options.sweep is not None:
-        _print_sweep(sweep(summary, settings, options.sweep, options.sweep_types, predict), options)
+        _print_sweep(list(sweep(summary, settings, options.sweep, options.sweep_types, predict)), settings, options)
         return 0
     if options.largest:
         answer = find_largest(summary, settings, options.largest, predict)
         flags = "nothing fits" if answer.value is None else f"largest: {' '.join(answer.flags)}"
-        _print_estimate(largest_document(answer), answer.prediction, flags, options)
+        _print_estimate(largest_document(answer, further), answer.prediction, flags, options)
         return 1 if answer.value is None else 0
     prediction = predict(settings)
     verdict = {True: "fits", False: "does not fit", None: "give --memory NAME=MiB to see whether it fits"}
-    _print_estimate(estimate_document(prediction), prediction, verdict[prediction.fits], options)
+    _print_estimate(estimate_document(prediction, further), prediction, verdict[prediction.fits], options)
     return 1 if prediction.fits is False else 0
 
 
-def _residency(options: argparse.Namespace) -> int:
+def _require_plottable(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.plot is None:
+        return
+    if options.sweep is None:
+        parser.error("--plot draws a --sweep")
+    if Path(options.plot).suffix.lower() not in PLOT_SUFFIXES:
+        parser.error(f"--plot: {options.plot!r} does not end with {' or '.join(PLOT_SUFFIXES)}")
+
+
+def _residency(options: argparse.Namespace, settings: Settings) -> int:
     """Which of several models fit together; status 1 when not all do."""
-    settings = settings_from(options)
     predictions = [predictor(summary, options)(settings) for summary in map(read_summary, options.files)]
     sets = resident_sets(options.files, predictions)
     if options.format == "json":
@@ -388,7 +410,11 @@ def _print_estimate(document: dict[str, Any], prediction: Estimate, verdict: str
         _print_tables(estimate_tables(prediction), options.format, head=f"{visible(options.file)}: {verdict}")
 
 
-def _print_sweep(rows: Iterable[SweepRow], options: argparse.Namespace) -> None:
+def _print_sweep(rows: Sequence[SweepRow], settings: Settings, options: argparse.Namespace) -> None:
+    if options.plot is not None:
+        free = list(settings.memory_mib.values())
+        free_bytes = int(sum(mib or 0 for mib in free) * 2**20) if free and None not in free else None
+        write_plot(rows, options.plot, visible(options.file), free_bytes)
     if options.format == "json":
         _print_json({"schema_version": 1, "rows": [asdict(row) for row in rows]})
     elif options.format == "csv":

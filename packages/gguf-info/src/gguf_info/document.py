@@ -40,12 +40,18 @@ def summary_document(summary: Summary, *, full: bool = False) -> dict[str, Any]:
     return document
 
 
-def estimate_document(prediction: Estimate) -> dict[str, Any]:
-    """The document that `gguf-info estimate --format json` prints; sizes in bytes."""
+def estimate_document(prediction: Estimate, further: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """The document that `gguf-info estimate --format json` prints; sizes in bytes.
+
+    Args:
+        prediction: The estimate.
+        further: What else it rests on, such as the files beside the model; part of `assumptions`.
+    """
     compute = prediction.compute
+    host = prediction.host
     return {
         "schema_version": SCHEMA_VERSION,
-        "assumptions": {**plain_value(prediction.settings), "compute_basis": COMPUTE_BASIS},
+        "assumptions": {**plain_value(prediction.settings), **(further or {}), "compute_basis": COMPUTE_BASIS},
         "weights": {
             "total_bytes": prediction.weights_total_bytes,
             "gpu_bytes": prediction.weights_gpu_bytes,
@@ -58,8 +64,9 @@ def estimate_document(prediction: Estimate) -> dict[str, Any]:
         "extra_models": [_extra_object(extra) for extra in prediction.extra_models],
         "devices": [_device_object(device) for device in prediction.devices],
         "host": {
-            "used_bytes": prediction.host.used_bytes,
-            "parts": [{"kind": kind, "bytes": size} for kind, size in prediction.host.parts.items()],
+            "used_bytes": host.used_bytes,
+            "compute_bytes": prediction.host_compute.bytes,
+            "parts": [{"kind": kind, "bytes": size} for kind, size in host.parts.items()],
         },
         "slots": plain_value(prediction.slots),
     }
@@ -77,12 +84,12 @@ def _extra_object(extra: ExtraModel) -> dict[str, Any]:
     }
 
 
-def largest_document(answer: Largest) -> dict[str, Any]:
+def largest_document(answer: Largest, further: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The document that `gguf-info estimate --largest --format json` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
         "largest": {"goal": answer.goal, "value": answer.value, "flags": list(answer.flags)},
-        "estimate": estimate_document(answer.prediction),
+        "estimate": estimate_document(answer.prediction, further),
     }
 
 
@@ -98,6 +105,7 @@ def _device_object(device: DeviceMemory) -> dict[str, Any]:
         "compute_high_bytes": device.compute.high_bytes,
         "context_bytes": device.context_bytes,
         "used_bytes": device.used_bytes,
+        "used_high_bytes": device.used_high_bytes,
         "fits": device.fits,
     }
 
@@ -122,7 +130,7 @@ def flat_fields(value: object, prefix: str = "") -> Iterator[tuple[str, object]]
             yield from flat_fields(item, f"{prefix}.{name}" if prefix else name)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for item in value:
-            label = next(name for name in ("type", "kind", "name") if name in item)
+            label = next(name for name in ("type", "kind", "role", "name", "path") if name in item)
             rest = {name: inner for name, inner in item.items() if name != label}
             yield from flat_fields(rest, f"{prefix}.{item[label]}")
     elif isinstance(value, list):

@@ -14,7 +14,17 @@ from gguf_info.errors import GGUFError
 from gguf_info.model import Attention, Numbers, Summary
 from gguf_info.reader import Array, Value
 
-__all__ = ["CacheLayer", "StateLayer", "cache_layers", "layer_count", "sliding_window", "state_layers"]
+__all__ = [
+    "CacheLayer",
+    "StateLayer",
+    "by_layer",
+    "cache_layers",
+    "layer_count",
+    "predicting_cache_layers",
+    "predicting_layer_count",
+    "sliding_window",
+    "state_layers",
+]
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ _FIRST_SHARED_LAYER = {"gemma3n": 20}
 _FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 _ALL_RECURRENT = ("mamba", "mamba2")
 _ATTENTION_AND_STATE = ("falcon-h1",)
+_SHARES_THE_TARGETS_CACHE = ("gemma4-assistant",)
 _NO_CACHE = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert",
              "gemma-embedding")  # fmt: skip
 # Caches or states of other shapes, by a key that gives them away.
@@ -99,6 +110,19 @@ def layer_count(summary: Summary) -> int:
     return architecture.block_count
 
 
+def predicting_layer_count(summary: Summary) -> int:
+    """How many of the layers, the last ones, only predict further tokens (`nextn_predict_layers`, MTP).
+
+    The server loads and runs them for `--spec-type draft-mtp` alone, in a context of their own.
+
+    Raises:
+        GGUFError: The file is no language model.
+    """
+    n_layer, architecture = layer_count(summary), summary.architecture
+    said = _whole(architecture.other.get("nextn_predict_layers")) if architecture else None
+    return min(said or 0, n_layer)
+
+
 def sliding_window(summary: Summary) -> int:
     """The window in tokens that sliding-window layers attend to; 0 for a model that has none."""
     name = summary.general.architecture or ""
@@ -124,12 +148,43 @@ def cache_layers(summary: Summary) -> tuple[CacheLayer, ...]:
     if attention is None or attention.head_count_kv is None or attention.key_length is None:
         raise GGUFError(summary.file.path, None, expected="attention heads and sizes", found="none in the metadata")
     heads = by_layer(attention.head_count_kv, n_layer)
-    own = _layers_with_own_cache(summary, n_layer)
     windowed = _windowed_layers(summary, n_layer)
     return tuple(
         _cache_layer(summary, attention, index, heads[index], windowed)
-        for index in range(own)
+        for index in range(_layers_with_own_cache(summary, n_layer))
         if heads[index] and not _is_recurrent_only(summary, index, heads)
+    )
+
+
+def predicting_cache_layers(summary: Summary) -> tuple[CacheLayer, ...]:
+    """The layers with a cache of the context that predicts further tokens: each such layer has attention.
+
+    Raises:
+        GGUFError: The file has no such layers, or lacks heads or sizes.
+    """
+    n_layer, n_predicting = layer_count(summary), predicting_layer_count(summary)
+    attention = summary.attention
+    if not n_predicting:
+        raise GGUFError(
+            summary.file.path,
+            None,
+            expected="layers that predict further tokens (nextn_predict_layers)",
+            found="none",
+            hint="leave out --spec-type draft-mtp, or give the model that has them with --model-draft",
+        )
+    _require_known_shape(summary)
+    if summary.general.architecture in _SHARES_THE_TARGETS_CACHE:
+        return ()
+    if attention is None or attention.head_count_kv is None or attention.key_length is None:
+        raise GGUFError(summary.file.path, None, expected="attention heads and sizes", found="none in the metadata")
+    # An array by layer may end with the layers of the main stack.
+    known = [heads for heads in by_layer(attention.head_count_kv, n_layer) if heads]
+    heads = by_layer(attention.head_count_kv, n_layer)
+    windowed = _windowed_layers(summary, n_layer)
+    return tuple(
+        _cache_layer(summary, attention, index, heads[index] or known[-1], windowed)
+        for index in range(n_layer - n_predicting, n_layer)
+        if known
     )
 
 
@@ -145,7 +200,7 @@ def state_layers(summary: Summary) -> tuple[StateLayer, ...]:
     name = summary.general.architecture or ""
     indices = [
         index
-        for index in range(n_layer)
+        for index in range(n_layer - predicting_layer_count(summary))
         if name in (*_ALL_RECURRENT, *_ATTENTION_AND_STATE) or (heads and _is_recurrent_only(summary, index, heads))
     ]
     if not indices:
@@ -199,18 +254,20 @@ def _windowed_layers(summary: Summary, n_layer: int) -> list[bool]:
 
 def _layers_with_own_cache(summary: Summary, n_layer: int) -> int:
     """Layers before the first that shares another's cache, and before those that only predict further tokens."""
-    attention, architecture = summary.attention, summary.architecture
+    attention = summary.attention
     shared = _whole(attention.other.get("shared_kv_layers")) if attention else None
-    predicting = _whole(architecture.other.get("nextn_predict_layers")) if architecture else None
     first_shared = _FIRST_SHARED_LAYER.get(summary.general.architecture or "", n_layer)
     own = n_layer - shared if shared is not None else min(first_shared, n_layer)
-    return max(0, own - (predicting or 0))
+    return max(0, min(own, n_layer - predicting_layer_count(summary)))
 
 
 def _is_recurrent_only(summary: Summary, index: int, heads: Sequence[int]) -> bool:
     architecture = summary.architecture
     name = summary.general.architecture or ""
     other = architecture.other if architecture else {}
+    listed = summary.attention.other.get("recurrent_layers") if summary.attention else None
+    if isinstance(listed, Array) and listed.items is not None:
+        return index < len(listed.items) and bool(listed.items[index])
     interval = _whole(other.get("full_attention_interval")) or _FULL_ATTENTION_INTERVAL.get(name)
     if interval:
         return (index + 1) % interval != 0

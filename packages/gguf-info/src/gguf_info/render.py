@@ -14,16 +14,16 @@ from pathlib import Path
 
 from prettytable import PrettyTable
 
+from gguf_info.compute import COMPUTE_BASIS, ByteRange
 from gguf_info.constants import type_name
 from gguf_info.diff import ModelDiff
 from gguf_info.document import flat_fields, summary_document
 from gguf_info.faults import Fault
 from gguf_info.fitting import SweepRow
-from gguf_info.memory import Estimate
+from gguf_info.memory import HOST, Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 from gguf_info.request import TemplateAnswer
-from gguf_info.residency import most_used_bytes
 
 __all__ = [
     "SECTIONS",
@@ -161,6 +161,7 @@ def estimate_tables(prediction: Estimate) -> list[Table]:
         ("weights", f"{_mib(prediction.weights_total_bytes)} MiB"),
         ("KV cache", f"{_mib(prediction.kv_bytes)} MiB"),
         ("compute", f"{_mib(compute.bytes)} MiB, from {_mib(compute.low_bytes)} to {_mib(compute.high_bytes)}"),
+        ("compute rests on", COMPUTE_BASIS),
         ("build", f"{prediction.settings.build}"),
     ]
     caches = [
@@ -177,10 +178,24 @@ def estimate_tables(prediction: Estimate) -> list[Table]:
         Table(
             "Host, MiB",
             ("kind", "MiB"),
-            tuple((kind, _mib(size)) for kind, size in prediction.host.parts.items() if size),
+            _host_rows(prediction),
             (1,),
         ),
     ]
+
+
+def _host_rows(prediction: Estimate) -> tuple[tuple[str, str], ...]:
+    host, beside = prediction.host, [extra for extra in prediction.extra_models if extra.device == HOST]
+    limits = ("prompt-cache", "checkpoints")
+    rows = [(kind, size) for kind, size in host.parts.items() if kind not in limits]
+    rows += [("compute", prediction.host_compute.bytes), ("beside the model", sum(one.used_bytes for one in beside))]
+    shown = [(kind, _mib(size)) for kind, size in rows if size]
+    shown.append(("used", _mib(host.used_bytes)))
+    for kind in limits:
+        limit = host.parts[kind]
+        if limit != 0:
+            shown.append((f"{kind}, later, at most", "no limit" if limit is None else _mib(limit)))
+    return tuple(shown)
 
 
 def _extra_tables(prediction: Estimate) -> list[Table]:
@@ -190,7 +205,7 @@ def _extra_tables(prediction: Estimate) -> list[Table]:
             visible(extra.device),
             _mib(extra.weights_bytes),
             _mib(extra.kv_bytes),
-            _mib(extra.compute.bytes) if extra.compute else DASH,
+            _mib_range(extra.compute) if extra.compute else DASH,
         )
         for extra in prediction.extra_models
     )
@@ -204,7 +219,7 @@ def residency_tables(
     """What each of several models uses at most, and which fit together."""
     names = [device.name for device in predictions[0].devices]
     rows = tuple(
-        (visible(path), *(_mib(most_used_bytes(device)) for device in prediction.devices))
+        (visible(path), *(_mib(device.used_high_bytes) for device in prediction.devices))
         for path, prediction in zip(paths, predictions, strict=True)
     )
     free = ("free", *(_mib(device.total_bytes or 0) for device in predictions[0].devices))
@@ -257,7 +272,7 @@ def _device_table(prediction: Estimate) -> Table:
             _mib(device.weights_bytes),
             _mib(device.kv_bytes),
             _mib(device.recurrent_bytes),
-            f"{_mib(device.compute.bytes)} ({_mib(device.compute.low_bytes)} to {_mib(device.compute.high_bytes)})",
+            _mib_range(device.compute),
             DASH if device.context_bytes is None else _mib(device.context_bytes),
             _mib(device.used_bytes),
             _text(device.fits),
@@ -266,6 +281,10 @@ def _device_table(prediction: Estimate) -> Table:
     ]
     columns = ("device", "free", "weights", "KV", "recurrent", "compute", "driver", "used", "fits")
     return Table("Devices, MiB", columns, tuple(rows), tuple(range(1, 8)))
+
+
+def _mib_range(compute: ByteRange) -> str:
+    return f"{_mib(compute.bytes)} ({_mib(compute.low_bytes)} to {_mib(compute.high_bytes)})"
 
 
 def _mib(n_bytes: int) -> str:

@@ -11,16 +11,11 @@ from itertools import combinations
 from typing import Any
 
 from gguf_info.errors import GGUFError
-from gguf_info.memory import DeviceMemory, Estimate
+from gguf_info.memory import Estimate
 
-__all__ = ["most_used_bytes", "residency_document", "resident_sets"]
+__all__ = ["residency_document", "resident_sets"]
 
 _MOST_MODELS = 16
-
-
-def most_used_bytes(device: DeviceMemory) -> int:
-    """What a model may use on a device at most."""
-    return device.used_bytes + device.compute.high_bytes - device.compute.bytes
 
 
 def resident_sets(paths: Sequence[str], predictions: Sequence[Estimate]) -> list[tuple[int, ...]]:
@@ -49,7 +44,7 @@ def resident_sets(paths: Sequence[str], predictions: Sequence[Estimate]) -> list
 
 def _fit(chosen: Sequence[int], predictions: Sequence[Estimate], totals: Sequence[int | None]) -> bool:
     return all(
-        sum(most_used_bytes(predictions[index].devices[place]) for index in chosen) <= (total or 0)
+        sum(predictions[index].devices[place].used_high_bytes for index in chosen) <= (total or 0)
         for place, total in enumerate(totals)
     )
 
@@ -62,7 +57,7 @@ def residency_document(
         {
             "path": path,
             "devices": [
-                {"name": device.name, "total_bytes": device.total_bytes, "used_high_bytes": most_used_bytes(device)}
+                {"name": device.name, "total_bytes": device.total_bytes, "used_high_bytes": device.used_high_bytes}
                 for device in prediction.devices
             ],
             "host_bytes": prediction.host.used_bytes,
