@@ -11,6 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from phantoms import write_phantom
 
 F32 = gguf.GGMLQuantizationType.F32
 TensorRow = tuple[str, tuple[int, ...], gguf.GGMLQuantizationType]
@@ -63,6 +64,36 @@ def tiny_model(tmp_path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return tmp_path / "tiny.gguf"
+
+
+Phantom = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def phantom(tmp_path_factory: pytest.TempPathFactory) -> Phantom:
+    """The file of a phantom model by its name, written once; nobody may change it."""
+    folder = tmp_path_factory.mktemp("phantoms")
+
+    def file(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        if not path.exists():
+            write_phantom(name, path)
+        return path
+
+    return file
+
+
+@pytest.fixture(scope="session")
+def mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A projector of 2 MiB."""
+    path = tmp_path_factory.mktemp("projector") / "mmproj.gguf"
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((1024, 1024), dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ The numbers are read from fixtures/logs here, by expressions of their own; fixtu
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from gguf_info import DraftModel, Estimate, PredictingLayers, Settings, Summary, estimate, read_summary, with_companions
-from phantoms import PHANTOMS, write_phantom
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 MIB = 2**20
@@ -42,23 +43,28 @@ STARTS = {
 }
 
 
+Find = Callable[[str], Summary]
+
+
 @pytest.fixture(scope="module")
-def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
-    folder = tmp_path_factory.mktemp("phantoms")
-    for name in PHANTOMS:
-        write_phantom(name, folder / f"{name}.gguf")
-    return {name: read_summary(folder / f"{name}.gguf") for name in PHANTOMS}
+def find(phantom: Callable[[str], Path]) -> Find:
+    """The summary of the phantom of a recorded model."""
+
+    @cache
+    def read(model: str) -> Summary:
+        return read_summary(phantom(PHANTOM_OF.get(model, model)))
+
+    return read
 
 
 @pytest.fixture(params=STARTS)
-def start(request: pytest.FixtureRequest, phantoms: dict[str, Summary]) -> tuple[str, Estimate]:
+def start(request: pytest.FixtureRequest, find: Find) -> tuple[str, Estimate]:
     """The recorded log and the prediction of the same start, everything on the CPU as in the recording."""
     name = str(request.param)
     settings = STARTS[name]
     log = (LOGS / f"xllamacpp-2026.10.11549.{name}.log").read_text(errors="replace")
     on_the_cpu = replace(settings, n_gpu_layers=0)
-    model = name.rpartition(".")[0]
-    return log, estimate(phantoms[PHANTOM_OF.get(model, model)], on_the_cpu)
+    return log, estimate(find(name.rpartition(".")[0]), on_the_cpu)
 
 
 def printed_mib(log: str, what: str) -> list[float]:
@@ -108,10 +114,10 @@ def test_slots_are_those_that_the_server_announced(start: tuple[str, Estimate]) 
         assert slots.kv_unified == (match[3] == "true")
 
 
-def test_a_draft_model_takes_what_the_server_printed(phantoms: dict[str, Summary]) -> None:
+def test_a_draft_model_takes_what_the_server_printed(find: Find) -> None:
     log = (LOGS / "xllamacpp-2026.10.11549.smollm2.p2_draft_q8.log").read_text(errors="replace")
     _, of_the_draft = log.split("loading draft model")
-    smollm2 = phantoms["smollm2-135m"]
+    smollm2 = find("smollm2")
     target = estimate(smollm2, Settings(ctx_size=8192, parallel=2, kv_unified=True, n_gpu_layers=0))
     predicted = with_companions(target, draft=DraftModel(smollm2, "q8_0", "q8_0", n_gpu_layers=0))
     (draft,) = predicted.extra_models
@@ -127,12 +133,12 @@ def test_a_draft_model_takes_what_the_server_printed(phantoms: dict[str, Summary
 
 @pytest.mark.parametrize(("name", "cache_type"), [("p2_draft_mtp", "f16"), ("p2_draft_mtp_q8", "q8_0")])
 def test_layers_that_predict_further_tokens_take_what_the_server_printed(
-    phantoms: dict[str, Summary], name: str, cache_type: str
+    find: Find, name: str, cache_type: str
 ) -> None:
     """The layers are loaded, they get a context of their own, and the model keeps states to roll back to."""
     log = (LOGS / f"xllamacpp-2026.10.11549.qwen3.5-0.8b-mtp.{name}.log").read_text(errors="replace")
     of_the_model, of_the_layers = log.split("creating MTP draft context")
-    summary = phantoms["qwen3.5-0.8b-mtp"]
+    summary = find("qwen3.5-0.8b-mtp")
     target = estimate(summary, replace(QWEN35, spec_type=("draft-mtp",), n_gpu_layers=0))
     layers = PredictingLayers(summary, cache_type_k=cache_type, cache_type_v=cache_type)
     (extra,) = with_companions(target, predicting=layers).extra_models

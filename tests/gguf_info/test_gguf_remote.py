@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,10 +66,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_file(self, how: str, data: bytes) -> None:
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         assert match is not None
-        if how == "whole":
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
+        if how in ("whole", "endless", "short"):
+            self.send_whole(how, data)
             return
         first, last = int(match[1]), min(int(match[2]), len(data) - 1)
         part = data[first : last + 1]
@@ -82,6 +81,17 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(part[: len(part) // 2] if how == "cut" else part)
         if how == "cut":
             self.close_connection = True
+
+    def send_whole(self, how: str, data: bytes) -> None:
+        """As a server does that knows no ranges; it notices a client that leaves only when it goes on writing."""
+        self.send_response(200)
+        if how != "endless":
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        for start in range(0, len(data) // (2 if how == "short" else 1), 1 << 16):
+            self.wfile.write(data[start : start + (1 << 16)])
+            self.server.sent_bytes += 1 << 16
+        self.close_connection = True
 
 
 @pytest.fixture
@@ -105,24 +115,33 @@ def served_model(server: Server, gpt_oss: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def long_model(server: Server) -> list[str]:
-    """long.gguf, whose header is several megabytes; returns its tokens."""
-    tokens = [f"token-{number:07}" for number in range(150_000)]
-    writer = gguf.GGUFWriter(server.folder / "long.gguf", "llama")
-    writer.add_token_list(tokens)
+LONG_TOKENS = [f"token-{number:07}" for number in range(150_000)]
+
+
+@pytest.fixture(scope="module")
+def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(LONG_TOKENS)
     writer.add_chat_template("after the tokens")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return tokens
+    return path
+
+
+@pytest.fixture
+def long_model(server: Server, long_file: Path) -> list[str]:
+    """long.gguf, whose header is several megabytes; returns its tokens."""
+    shutil.copy(long_file, server.folder / "long.gguf")
+    return LONG_TOKENS
 
 
 def without_place(document: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in document.items() if name != "file"}
 
 
-@pytest.mark.parametrize("how", ["ranges", "moved"])
+@pytest.mark.parametrize("how", ["ranges", "moved", "whole"])
 def test_a_url_says_what_the_file_says(server: Server, served_model: Path, how: str) -> None:
     remote, local = read_summary(server.url(f"{how}/model.gguf")), read_summary(served_model)
     assert without_place(summary_document(remote)) == without_place(summary_document(local))
@@ -142,6 +161,20 @@ def test_a_header_of_several_ranges_is_read_whole(server: Server, long_model: li
     assert list(summary.headers[0].read_array("tokenizer.ggml.tokens")) == long_model
 
 
+def test_a_server_without_ranges_is_read_from_the_start_and_left(server: Server, long_model: list[str]) -> None:
+    data_bytes = 64 << 20
+    path = server.folder / "long.gguf"
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size + data_bytes)
+    summary = read_summary(server.url("whole/long.gguf"))
+    assert summary.chat_template() == "after the tokens"
+    # An array that is read later is asked for from the start again.
+    assert list(summary.headers[0].read_array("tokenizer.ggml.tokens")) == long_model
+    assert len(server.requests) == 2
+    # What the network had taken before the client left is sent in vain.
+    assert server.sent_bytes < 2 * (summary.file.header_bytes + data_bytes // 2)
+
+
 def test_parts_of_a_split_model_are_found_beside_the_one_that_is_named(server: Server, tiny_model: Path) -> None:
     (server.folder / "m-00001-of-00003.gguf").write_bytes(tiny_model.read_bytes())
     summary = read_summary(server.url("ranges/m-00001-of-00003.gguf?download=true"))
@@ -153,7 +186,8 @@ def test_parts_of_a_split_model_are_found_beside_the_one_that_is_named(server: S
 
 
 FAULTS = {
-    "whole/model.gguf": ("a server that answers range requests", "HTTP 200", "download the file"),
+    "endless/model.gguf": ("a server that answers range requests", "HTTP 200", "download the file"),
+    "short/long.gguf": ("1048576 bytes", "bytes", "try again"),
     "ranges/nothing.gguf": ("a GGUF file", "HTTP 404", "check the URL"),
     "locked/model.gguf": ("a GGUF file", "HTTP 403", "needs a login"),
     "cut/model.gguf": ("", "", ""),
@@ -165,7 +199,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("path", FAULTS)
 def test_a_server_that_misbehaves_is_an_error_that_names_the_url(
-    server: Server, served_model: Path, capsys: pytest.CaptureFixture[str], path: str
+    server: Server, served_model: Path, long_model: list[str], capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
     expected, found, hint = FAULTS[path]
     with pytest.raises(GGUFError) as caught:

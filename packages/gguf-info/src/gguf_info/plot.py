@@ -30,6 +30,7 @@ def write_plot(rows: Sequence[SweepRow], path: str, title: str, free_bytes: int 
         GGUFError: matplotlib is not installed, or the file cannot be written.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -53,7 +54,8 @@ def write_plot(rows: Sequence[SweepRow], path: str, title: str, free_bytes: int 
     # The same sweep gives the same file.
     undated = {"Date": None} if Path(path).suffix.lower() == ".svg" else {"Software": None}
     try:
-        figure.savefig(path, metadata=undated)
+        with rc_context({"svg.hashsalt": "gguf-info"}):
+            figure.savefig(path, metadata=undated)
     except OSError as error:
         found = (error.strerror or str(error)).lower()
         raise GGUFError(path, None, expected="a file to write the plot to", found=found, hint="check --plot") from error
