@@ -12,44 +12,33 @@ import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from gguf_info.bounded import OutOfTime, bounded
-from gguf_info.diff import diff_document, diff_models
-from gguf_info.document import estimate_document, flat_fields, largest_document, summary_document, tensor_rows
+# Modules that only some commands need are imported where they are used: the command should start quickly.
+from gguf_info.document import flat_fields, summary_document, tensor_rows
 from gguf_info.errors import GGUFError
-from gguf_info.estimate_flags import add_estimate_flags, companion_inputs, predictor, settings_from
-from gguf_info.faults import header_fault, tensor_digests, verify, verify_document
-from gguf_info.fitting import SweepRow, find_largest, sweep
-from gguf_info.memory import Estimate, Settings
 from gguf_info.model import Summary, read_summary
-from gguf_info.plot import PLOT_SUFFIXES, write_plot
 from gguf_info.reader import Array
 from gguf_info.render import (
     SECTIONS,
     Table,
     csv_text,
-    diff_tables,
     draw,
-    estimate_tables,
     heading,
     metadata_table,
     render_csv,
-    residency_tables,
     section_tables,
-    sweep_table,
-    template_tables,
     tensor_table,
-    verify_tables,
     visible,
 )
-from gguf_info.request import ChatRequest, parse_request, template_answer, template_document
-from gguf_info.residency import residency_document, resident_sets
+
+if TYPE_CHECKING:
+    from gguf_info.fitting import SweepRow
+    from gguf_info.memory import Estimate, Settings
+    from gguf_info.request import ChatRequest
 
 __all__ = ["main"]
 
@@ -127,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except GGUFError as error:
         if "--debug" in arguments:
+            import traceback
+
             traceback.print_exc()
         print(f"error: {visible(str(error))}", file=sys.stderr)
         if error.hint:
@@ -164,8 +155,21 @@ def _show_parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--key", help="print one metadata value, an array one item a line")
     one.add_argument("--chat-template", action="store_true", help="print the chat template")
-    parser.add_argument("--version", action="version", version=f"gguf-info {version('gguf-info')}")
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked: importing importlib.metadata costs more than reading a header."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"gguf-info {version('gguf-info')}")
+        parser.exit()
 
 
 def _add_output(parser: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
@@ -275,6 +279,9 @@ def _print_json(document: Any) -> None:
 
 
 def _verify(arguments: list[str]) -> int:
+    from gguf_info.faults import tensor_digests, verify, verify_document
+    from gguf_info.render import verify_tables
+
     parser = _command_parser(
         "verify", "Check a model's files: offsets, overlaps, sizes, names, parts.", VERIFY_EXAMPLES
     )
@@ -301,6 +308,9 @@ def _verify(arguments: list[str]) -> int:
 
 def _refuse(error: GGUFError, output: str) -> int:
     """A header that breaks the format is what `verify` was asked about; a file that is no GGUF file is bad input."""
+    from gguf_info.faults import header_fault
+    from gguf_info.render import verify_tables
+
     fault = header_fault(error)
     if fault is None:
         raise error
@@ -313,6 +323,9 @@ def _refuse(error: GGUFError, output: str) -> int:
 
 
 def _diff(arguments: list[str]) -> int:
+    from gguf_info.diff import diff_document, diff_models
+    from gguf_info.render import diff_tables
+
     parser = _command_parser("diff", "What differs between two models; status 1 if anything does.", DIFF_EXAMPLES)
     parser.add_argument("before", metavar="A")
     parser.add_argument("after", metavar="B")
@@ -331,6 +344,10 @@ def _diff(arguments: list[str]) -> int:
 
 
 def _estimate(arguments: list[str]) -> int:
+    from gguf_info.estimate_flags import add_estimate_flags, companion_inputs, predictor, settings_from
+    from gguf_info.estimate_views import estimate_document, largest_document
+    from gguf_info.fitting import find_largest, sweep
+
     formats = ("table", "json", "markdown", "csv")
     parser = _command_parser("estimate", "What a start of llama-server will take.", ESTIMATE_EXAMPLES, formats)
     parser.add_argument(
@@ -377,6 +394,8 @@ def _estimate(arguments: list[str]) -> int:
 def _require_plottable(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.plot is None:
         return
+    from gguf_info.plot import PLOT_SUFFIXES
+
     if options.sweep is None:
         parser.error("--plot draws a --sweep")
     if Path(options.plot).suffix.lower() not in PLOT_SUFFIXES:
@@ -385,6 +404,10 @@ def _require_plottable(parser: argparse.ArgumentParser, options: argparse.Namesp
 
 def _residency(options: argparse.Namespace, settings: Settings) -> int:
     """Which of several models fit together; status 1 when not all do."""
+    from gguf_info.estimate_flags import predictor
+    from gguf_info.estimate_views import residency_tables
+    from gguf_info.residency import residency_document, resident_sets
+
     predictions = [predictor(summary, options)(settings) for summary in map(read_summary, options.files)]
     sets = resident_sets(options.files, predictions)
     if options.format == "json":
@@ -401,6 +424,8 @@ def _residency(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _print_estimate(document: dict[str, Any], prediction: Estimate, verdict: str, options: argparse.Namespace) -> None:
+    from gguf_info.estimate_views import estimate_tables
+
     if options.format == "json":
         _print_json(document)
     elif options.format == "csv":
@@ -411,14 +436,18 @@ def _print_estimate(document: dict[str, Any], prediction: Estimate, verdict: str
 
 
 def _print_sweep(rows: Sequence[SweepRow], settings: Settings, options: argparse.Namespace) -> None:
+    from gguf_info.estimate_views import sweep_table
+
     if options.plot is not None:
+        from gguf_info.plot import write_plot
+
         free = list(settings.memory_mib.values())
         free_bytes = int(sum(mib or 0 for mib in free) * 2**20) if free and None not in free else None
         write_plot(rows, options.plot, visible(options.file), free_bytes)
     if options.format == "json":
         _print_json({"schema_version": 1, "rows": [asdict(row) for row in rows]})
     elif options.format == "csv":
-        columns = [field.name for field in fields(SweepRow)]
+        columns = list(asdict(rows[0]))
         cells = [["" if value is None else value for value in asdict(row).values()] for row in rows]
         sys.stdout.write(csv_text(columns, cells))
     else:
@@ -439,6 +468,10 @@ def _command_parser(
 
 
 def _template(arguments: list[str]) -> int:
+    from gguf_info.bounded import OutOfTime, bounded
+    from gguf_info.render import template_tables
+    from gguf_info.request import template_answer, template_document
+
     parser = _command_parser(
         "template", "What the model's chat template does with a request, offline.", TEMPLATE_EXAMPLES
     )
@@ -471,6 +504,8 @@ def _template(arguments: list[str]) -> int:
 
 
 def _read_request(path: str) -> ChatRequest:
+    from gguf_info.request import parse_request
+
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,12 +13,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from gguf_info.constants import type_name
-from gguf_info.fitting import Largest
-from gguf_info.memory import COMPUTE_BASIS, DeviceMemory, Estimate, ExtraModel
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
 
-__all__ = ["estimate_document", "flat_fields", "largest_document", "plain_value", "summary_document", "tensor_rows"]
+__all__ = ["SCHEMA_VERSION", "flat_fields", "plain_value", "summary_document", "tensor_rows"]
 
 SCHEMA_VERSION = 1
 
@@ -38,76 +36,6 @@ def summary_document(summary: Summary, *, full: bool = False) -> dict[str, Any]:
     document.update({name: plain_value(getattr(summary, name)) for name in sections})
     document["metadata"] = {key: _metadata_value(summary, key, value, full) for key, value in summary.metadata.items()}
     return document
-
-
-def estimate_document(prediction: Estimate, further: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The document that `gguf-info estimate --format json` prints; sizes in bytes.
-
-    Args:
-        prediction: The estimate.
-        further: What else it rests on, such as the files beside the model; part of `assumptions`.
-    """
-    compute = prediction.compute
-    host = prediction.host
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "assumptions": {**plain_value(prediction.settings), **(further or {}), "compute_basis": COMPUTE_BASIS},
-        "weights": {
-            "total_bytes": prediction.weights_total_bytes,
-            "gpu_bytes": prediction.weights_gpu_bytes,
-            "host_bytes": prediction.weights_host_bytes,
-        },
-        "kv_cache": {"total_bytes": prediction.kv_bytes, "parts": plain_value(prediction.cache)},
-        "recurrent": {"total_bytes": prediction.recurrent_bytes},
-        "output": {"bytes": prediction.output_bytes},
-        "compute": {"bytes": compute.bytes, "low_bytes": compute.low_bytes, "high_bytes": compute.high_bytes},
-        "extra_models": [_extra_object(extra) for extra in prediction.extra_models],
-        "devices": [_device_object(device) for device in prediction.devices],
-        "host": {
-            "used_bytes": host.used_bytes,
-            "compute_bytes": prediction.host_compute.bytes,
-            "parts": [{"kind": kind, "bytes": size} for kind, size in host.parts.items()],
-        },
-        "slots": plain_value(prediction.slots),
-    }
-
-
-def _extra_object(extra: ExtraModel) -> dict[str, Any]:
-    compute = extra.compute
-    return {
-        "role": extra.role,
-        "path": extra.path,
-        "device": extra.device,
-        "weights_bytes": extra.weights_bytes,
-        "kv_bytes": extra.kv_bytes,
-        "compute_bytes": compute.bytes if compute else None,
-    }
-
-
-def largest_document(answer: Largest, further: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The document that `gguf-info estimate --largest --format json` prints."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "largest": {"goal": answer.goal, "value": answer.value, "flags": list(answer.flags)},
-        "estimate": estimate_document(answer.prediction, further),
-    }
-
-
-def _device_object(device: DeviceMemory) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "total_bytes": device.total_bytes,
-        "weights_bytes": device.weights_bytes,
-        "kv_bytes": device.kv_bytes,
-        "recurrent_bytes": device.recurrent_bytes,
-        "compute_bytes": device.compute.bytes,
-        "compute_low_bytes": device.compute.low_bytes,
-        "compute_high_bytes": device.compute.high_bytes,
-        "context_bytes": device.context_bytes,
-        "used_bytes": device.used_bytes,
-        "used_high_bytes": device.used_high_bytes,
-        "fits": device.fits,
-    }
 
 
 def tensor_rows(summary: Summary, tensors: tuple[Tensor, ...]) -> Iterator[dict[str, Any]]:

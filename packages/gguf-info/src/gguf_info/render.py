@@ -11,33 +11,34 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prettytable import PrettyTable
 
-from gguf_info.compute import COMPUTE_BASIS, ByteRange
 from gguf_info.constants import type_name
-from gguf_info.diff import ModelDiff
 from gguf_info.document import flat_fields, summary_document
-from gguf_info.faults import Fault
-from gguf_info.fitting import SweepRow
-from gguf_info.memory import HOST, Estimate
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.reader import Array, Tensor, Value
-from gguf_info.request import TemplateAnswer
+
+if TYPE_CHECKING:
+    from gguf_info.diff import ModelDiff
+    from gguf_info.faults import Fault
+    from gguf_info.request import TemplateAnswer
 
 __all__ = [
+    "DASH",
     "SECTIONS",
     "Table",
     "csv_text",
     "diff_tables",
     "draw",
-    "estimate_tables",
     "heading",
     "metadata_table",
     "render_csv",
     "render_tables",
     "section_tables",
-    "sweep_table",
+    "shown",
+    "template_tables",
     "tensor_table",
     "verify_tables",
     "visible",
@@ -110,7 +111,7 @@ def tensor_table(tensors: Sequence[Tensor]) -> Table:
             " × ".join(map(str, tensor.shape)),
             type_name(tensor.type_number),
             f"{tensor.parameters:,}",
-            _text(tensor_bytes(tensor)),
+            shown(tensor_bytes(tensor)),
             f"{tensor.offset:,}",
         )
         for tensor in tensors
@@ -120,7 +121,7 @@ def tensor_table(tensors: Sequence[Tensor]) -> Table:
 
 def metadata_table(metadata: Mapping[str, Value]) -> Table:
     """Every metadata key; long text is cut, long arrays are summarised."""
-    return Table("Metadata", ("key", "value"), tuple((visible(key), _text(value)) for key, value in metadata.items()))
+    return Table("Metadata", ("key", "value"), tuple((visible(key), shown(value)) for key, value in metadata.items()))
 
 
 def verify_tables(faults: Sequence[Fault], digests: Mapping[str, str] | None) -> list[Table]:
@@ -147,89 +148,6 @@ def diff_tables(difference: ModelDiff) -> list[Table]:
     ]
 
 
-def estimate_tables(prediction: Estimate) -> list[Table]:
-    """What a start will take, in MiB."""
-    slots, compute = prediction.slots, prediction.compute
-    sharing = "unified: one pool for all" if slots.kv_unified else "divided: each slot has its own part"
-    rows = [
-        ("slots", f"{slots.n_slots:,}, {sharing}" if slots.n_slots > 1 else "1"),
-        ("context", f"{slots.n_ctx:,}"),
-        (
-            "context per slot",
-            f"{slots.n_ctx_slot:,}" + (" (capped: the model's training context)" if slots.capped else ""),
-        ),
-        ("weights", f"{_mib(prediction.weights_total_bytes)} MiB"),
-        ("KV cache", f"{_mib(prediction.kv_bytes)} MiB"),
-        ("compute", f"{_mib(compute.bytes)} MiB, from {_mib(compute.low_bytes)} to {_mib(compute.high_bytes)}"),
-        ("compute rests on", COMPUTE_BASIS),
-        ("build", f"{prediction.settings.build}"),
-    ]
-    caches = [
-        (part.kind, f"{part.cells:,}", str(part.layers), str(part.streams), _mib(part.bytes))
-        for part in prediction.cache
-    ]
-    if prediction.recurrent_bytes:
-        caches.append(("recurrent", str(slots.n_slots), DASH, DASH, _mib(prediction.recurrent_bytes)))
-    return [
-        Table("Start", ("", ""), tuple(rows)),
-        Table("Caches", ("cache", "cells", "layers", "streams", "MiB"), tuple(caches), (1, 2, 3, 4)),
-        *_extra_tables(prediction),
-        _device_table(prediction),
-        Table(
-            "Host, MiB",
-            ("kind", "MiB"),
-            _host_rows(prediction),
-            (1,),
-        ),
-    ]
-
-
-def _host_rows(prediction: Estimate) -> tuple[tuple[str, str], ...]:
-    host, beside = prediction.host, [extra for extra in prediction.extra_models if extra.device == HOST]
-    limits = ("prompt-cache", "checkpoints")
-    rows = [(kind, size) for kind, size in host.parts.items() if kind not in limits]
-    rows += [("compute", prediction.host_compute.bytes), ("beside the model", sum(one.used_bytes for one in beside))]
-    shown = [(kind, _mib(size)) for kind, size in rows if size]
-    shown.append(("used", _mib(host.used_bytes)))
-    for kind in limits:
-        limit = host.parts[kind]
-        if limit != 0:
-            shown.append((f"{kind}, later, at most", "no limit" if limit is None else _mib(limit)))
-    return tuple(shown)
-
-
-def _extra_tables(prediction: Estimate) -> list[Table]:
-    rows = tuple(
-        (
-            extra.role,
-            visible(extra.device),
-            _mib(extra.weights_bytes),
-            _mib(extra.kv_bytes),
-            _mib_range(extra.compute) if extra.compute else DASH,
-        )
-        for extra in prediction.extra_models
-    )
-    columns = ("role", "device", "weights", "KV", "compute")
-    return [Table("Beside the model, MiB", columns, rows, (2, 3, 4))] if rows else []
-
-
-def residency_tables(
-    paths: Sequence[str], predictions: Sequence[Estimate], sets: Sequence[tuple[int, ...]]
-) -> list[Table]:
-    """What each of several models uses at most, and which fit together."""
-    names = [device.name for device in predictions[0].devices]
-    rows = tuple(
-        (visible(path), *(_mib(device.used_high_bytes) for device in prediction.devices))
-        for path, prediction in zip(paths, predictions, strict=True)
-    )
-    free = ("free", *(_mib(device.total_bytes or 0) for device in predictions[0].devices))
-    together = tuple((", ".join(visible(paths[index]) for index in chosen),) for chosen in sets)
-    return [
-        Table("At most, MiB", ("model", *map(visible, names)), (*rows, free), tuple(range(1, len(names) + 1))),
-        Table("Fit together", ("models",), together or (("none",),)),
-    ]
-
-
 def template_tables(answer: TemplateAnswer) -> list[Table]:
     """What a chat template does."""
     checks = tuple((check.rule, check.outcome, visible(check.message) or DASH) for check in answer.checks)
@@ -240,55 +158,11 @@ def template_tables(answer: TemplateAnswer) -> list[Table]:
             ("taken", "no" if prompt is None else "yes"),
             ("refused", visible(answer.refusal) or DASH),
             ("characters", DASH if prompt is None else f"{len(prompt):,}"),
-            ("tokens", _text(answer.n_tokens)),
-            ("of them for tools", _text(answer.n_tool_tokens)),
+            ("tokens", shown(answer.n_tokens)),
+            ("of them for tools", shown(answer.n_tool_tokens)),
         )
         tables.append(Table("The request", ("", ""), rows))
     return tables
-
-
-def sweep_table(rows: Iterable[SweepRow]) -> Table:
-    """A sweep, in MiB."""
-    columns = ("context", "cache type", "KV", "compute at most", "used on devices", "fits")
-    lines = tuple(
-        (
-            f"{row.ctx_size:,}",
-            row.cache_type,
-            _mib(row.kv_bytes),
-            _mib(row.compute_high_bytes),
-            _mib(row.used_bytes),
-            _text(row.fits),
-        )
-        for row in rows
-    )
-    return Table("Contexts and cache types, MiB", columns, lines, (0, 2, 3, 4))
-
-
-def _device_table(prediction: Estimate) -> Table:
-    rows = [
-        (
-            visible(device.name),
-            DASH if device.total_bytes is None else _mib(device.total_bytes),
-            _mib(device.weights_bytes),
-            _mib(device.kv_bytes),
-            _mib(device.recurrent_bytes),
-            _mib_range(device.compute),
-            DASH if device.context_bytes is None else _mib(device.context_bytes),
-            _mib(device.used_bytes),
-            _text(device.fits),
-        )
-        for device in prediction.devices
-    ]
-    columns = ("device", "free", "weights", "KV", "recurrent", "compute", "driver", "used", "fits")
-    return Table("Devices, MiB", columns, tuple(rows), tuple(range(1, 8)))
-
-
-def _mib_range(compute: ByteRange) -> str:
-    return f"{_mib(compute.bytes)} ({_mib(compute.low_bytes)} to {_mib(compute.high_bytes)})"
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.2f}"
 
 
 def _side(value: object) -> str:
@@ -298,7 +172,7 @@ def _side(value: object) -> str:
         first = value.get("first_difference")
         text = f"{value['length']:,} × {value['array']}"
         return text if first is None else f"{text}, differs from item {first:,} on"
-    return _text(value)
+    return shown(value)
 
 
 def render_csv(summary: Summary, sections: Sequence[str] | None = None) -> str:
@@ -342,7 +216,8 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:,.2f} MiB" if n_bytes >= 2**20 else f"{n_bytes:,} bytes"
 
 
-def _text(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a table shows it: a dash for None, thousands apart, control characters visible."""
     if value is None:
         return DASH
     if isinstance(value, bool):
@@ -361,7 +236,7 @@ def _text(value: object) -> str:
 
 def _array_text(array: Array) -> str:
     if array.items and array.item_type == "str":
-        return _text(", ".join(map(str, array.items)))
+        return shown(", ".join(map(str, array.items)))
     if array.items and array.length <= 64 and array.item_type not in ("f32", "f64"):
         return _by_layer(tuple(int(item) for item in array.items))
     return f"{array.length:,} × {array.item_type}"
@@ -380,8 +255,8 @@ def _by_layer(values: tuple[int, ...]) -> str:
 
 
 def _pairs(title: str, rows: Iterable[tuple[str, object]], other: Mapping[str, Value] | None = None) -> list[Table]:
-    said = [(label, _text(value)) for label, value in rows if value is not None]
-    said += [(visible(key).replace("_", " "), _text(value)) for key, value in (other or {}).items()]
+    said = [(label, shown(value)) for label, value in rows if value is not None]
+    said += [(visible(key).replace("_", " "), shown(value)) for key, value in (other or {}).items()]
     return [Table(title, ("", ""), tuple(said))]
 
 
@@ -484,13 +359,13 @@ def _tensors(summary: Summary) -> list[Table]:
             f"{share.tensors:,}",
             f"{share.parameters:,}",
             _percent(share.percent),
-            _text(share.bytes),
+            shown(share.bytes),
             DASH if share.bits_per_weight is None else f"{share.bits_per_weight:.2f}",
         )
         for share in facts.by_type
     ]
     bits = 8 * facts.bytes / facts.parameters if facts.bytes is not None and facts.parameters else None
-    total = ("all", f"{facts.count:,}", f"{facts.parameters:,}", "100 %", _text(facts.bytes))
+    total = ("all", f"{facts.count:,}", f"{facts.parameters:,}", "100 %", shown(facts.bytes))
     rows.append((*total, DASH if bits is None else f"{bits:.2f}"))
     columns = ("type", "tensors", "parameters", "% of parameters", "bytes", "bits per weight")
     return [Table("Tensors by type", columns, tuple(rows), (1, 2, 3, 4, 5))]
