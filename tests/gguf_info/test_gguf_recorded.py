@@ -34,6 +34,7 @@ STARTS = {
     "openelm-1b.p1": Settings(ctx_size=2048, parallel=1),
     "gemma-3-270m.p3_unified_q8": replace(Q8, ctx_size=24_576, parallel=3, kv_unified=True),
     "gemma-3-270m.p4_divided": Settings(ctx_size=32_768, parallel=4),
+    "gemma-3-270m.p2_embedding": Settings(ctx_size=8192, parallel=2, kv_unified=True, embedding=True),
     "gemma-3n-e2b.p2_unified": Settings(ctx_size=8192, parallel=2, kv_unified=True),
     "gemma-4-e2b.p2_unified": Settings(ctx_size=16_384, parallel=2, kv_unified=True),
     "gemma-4-e2b.p4_divided_q8": replace(Q8, ctx_size=16_384, parallel=4),

@@ -83,8 +83,8 @@ def compute_terms(summary: Summary, settings: Settings, slots: Slots, cells: Seq
     if not has_flash:
         heads = max(by_layer(summary.attention.head_count if summary.attention else None, layer_count(summary)))
         exact += max(cells, default=0) * n_ubatch * heads * _F32_BYTES
-    a_slot = 1 + drafted_tokens(settings)
-    n_outputs = slots.n_slots * a_slot if settings.build >= _ONE_OUTPUT_A_SLOT_SINCE else n_ubatch
+    has_few_outputs = settings.build >= _ONE_OUTPUT_A_SLOT_SINCE and not settings.embedding
+    n_outputs = slots.n_slots * (1 + drafted_tokens(settings)) if has_few_outputs else n_ubatch
     return ComputeTerms(
         exact=exact,
         activations=n_ubatch * _F32_BYTES * _widest_values(summary, n_embd),

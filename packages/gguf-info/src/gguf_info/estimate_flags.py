@@ -53,6 +53,12 @@ def _add_context(group: argparse._ArgumentGroup) -> None:
     add("-ub", "--ubatch-size", type=_whole(1), default=default.ubatch_size, metavar="N", help="default: %(default)s")
     add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="default: auto, taken as on")
     add("--swa-full", action="store_true", help="sliding-window layers keep the whole context")
+    add(
+        *("--embedding", "--embeddings", "--rerank", "--reranking"),
+        dest="embedding",
+        action="store_true",
+        help="every token has an output, as embeddings and reranking need",
+    )
     cache_ram = default.cache_ram_mib
     add(
         "-cram", "--cache-ram", type=_whole(-1), default=cache_ram, metavar="MiB", help="prompt cache limit in host RAM"
@@ -188,6 +194,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         ctx_checkpoints=options.ctx_checkpoints,
         spec_type=spec_type,
         spec_draft_n_max=options.spec_draft_n_max,
+        embedding=options.embedding,
         memory_mib=memory_mib,
         context_mib=options.context_mib,
         build=options.build,

@@ -239,6 +239,8 @@ def _applied(summary: Summary, settings: Settings) -> tuple[Settings, Slots]:
     )
     n_batch = min(settings.batch_size, slots.n_ctx)
     n_ubatch = min(settings.ubatch_size, n_batch)
+    if settings.embedding:  # the server then takes a batch in one go
+        n_batch = n_ubatch
     return replace(settings, ctx_size=slots.n_ctx, batch_size=n_batch, ubatch_size=n_ubatch), slots
 
 

@@ -75,6 +75,7 @@ class Settings:
         ctx_checkpoints: `--ctx-checkpoints`, the most context checkpoints of a slot, in host memory.
         spec_type: `--spec-type`.
         spec_draft_n_max: `--spec-draft-n-max`, tokens that a model drafts at once.
+        embedding: `--embedding` or `--reranking`: every token of a batch has an output.
         memory_mib: Free memory of each device by name; None where it is not known. Empty: one device `GPU0`.
         context_mib: What the driver takes on each device for a process; None when not known.
         build: llama.cpp's build number.
@@ -100,6 +101,7 @@ class Settings:
     ctx_checkpoints: int = 32
     spec_type: tuple[str, ...] = ()
     spec_draft_n_max: int = 3
+    embedding: bool = False
     memory_mib: Mapping[str, float | None] = field(default_factory=dict)
     context_mib: float | None = None
     build: int = NEWEST_BUILD
