@@ -38,6 +38,12 @@ def write_header_only(writer: gguf.GGUFWriter, tensors: Sequence[TensorRow], pat
 
 
 @pytest.fixture
+def write_sparse(tmp_path: Path) -> Callable[[gguf.GGUFWriter, Sequence[TensorRow]], Path]:
+    """Write what a writer has and a tensor table of true sizes, over data that is a hole."""
+    return lambda writer, tensors: write_header_only(writer, tensors, tmp_path / "sparse.gguf")
+
+
+@pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     """A complete llama of one block: 3 tensors, 6 tokens, a chat template."""
     writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")

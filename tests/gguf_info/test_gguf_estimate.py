@@ -64,7 +64,7 @@ SMOLLM2_135M = {
     "attention.head_count": 9,
     "attention.head_count_kv": 3,
 }
-QWEN35_MOE = {
+QWEN35_MOE: dict[str, Number] = {
     "block_count": 40,
     "context_length": 262144,
     "embedding_length": 2048,
@@ -292,6 +292,107 @@ def test_two_devices_share_layers_as_the_server_did(make_model: MakeModel) -> No
     for device in prediction.devices:
         assert device.compute.low_bytes / MIB <= 35.02 <= device.compute.high_bytes / MIB
     assert prediction.host_compute.bytes / MIB == pytest.approx(21.02, abs=0.05)
+
+
+GPU_STARTS: dict[str, tuple[str, int, dict[str, Number], Settings, list[float], float]] = {
+    "one CUDA device": (
+        "gemma4",
+        262144,
+        GEMMA4
+        | GEMMA4_26B
+        | {
+            "embedding_length": 2816,
+            "feed_forward_length": 2112,
+            "expert_count": 128,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 704,
+        },
+        Settings(ctx_size=32768, parallel=2, batch_size=512, build=8854),
+        [532.62],
+        46.02,
+    ),
+    "Metal": (
+        "gemma4",
+        262144,
+        GEMMA4
+        | {
+            "block_count": 42,
+            "feed_forward_length": 10240,
+            "embedding_length_per_layer_input": 256,
+            "attention.head_count": 8,
+            "attention.head_count_kv": 2,
+            "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": [True, True, True, True, True, False] * 7,
+            "attention.shared_kv_layers": 18,
+        },
+        Settings(ctx_size=65536, parallel=1, build=8680),
+        [517.50],
+        140.02,
+    ),
+    "a pipeline of two CUDA devices": (
+        "qwen35moe",
+        248320,
+        QWEN35_MOE | {"expert_count": 256, "expert_used_count": 8, "expert_feed_forward_length": 512},
+        Settings(ctx_size=32768, build=8600, memory_mib={"CUDA2": 48000, "CUDA3": 48000}),
+        [372.06, 637.07],
+        264.08,
+    ),
+    "two devices over the network, without flash attention": (
+        "llama",
+        128256,
+        {
+            "block_count": 80,
+            "context_length": 131072,
+            "embedding_length": 8192,
+            "feed_forward_length": 28672,
+            "attention.head_count": 64,
+            "attention.head_count_kv": 8,
+        },
+        Settings(ctx_size=4096, parallel=1, flash_attn="off", build=6209, memory_mib={"RPC0": 50000, "RPC1": 50000}),
+        [588.01, 588.01],
+        28.01,
+    ),
+}
+
+
+@pytest.mark.parametrize("start", GPU_STARTS)
+def test_compute_buffers_of_devices_and_host_are_within_the_range(make_model: MakeModel, start: str) -> None:
+    architecture, n_vocab, metadata, settings, devices, host = GPU_STARTS[start]
+    prediction = estimate(read_summary(make_model(architecture, metadata, n_vocab=n_vocab)), settings)
+    for device, printed in zip(prediction.devices, devices, strict=True):
+        assert device.compute.low_bytes / MIB <= printed <= device.compute.high_bytes / MIB
+    assert prediction.host_compute.low_bytes / MIB <= host <= prediction.host_compute.high_bytes / MIB
+
+
+def test_a_device_without_layers_computes_with_the_hosts_weights(write_sparse: Callable[..., Path]) -> None:
+    """Qwen3-4B with --n-gpu-layers 0 beside a GPU (build 5285): 606.03 MiB there, 13.01 on the host, no weights."""
+    writer = gguf.GGUFWriter(None, "qwen3")
+    writer.add_block_count(36)
+    writer.add_context_length(40960)
+    writer.add_embedding_length(2560)
+    writer.add_feed_forward_length(9728)
+    writer.add_vocab_size(151936)
+    writer.add_head_count(32)
+    writer.add_head_count_kv(8)
+    writer.add_key_length(128)
+    writer.add_value_length(128)
+    q6, q4 = gguf.GGMLQuantizationType.Q6_K, gguf.GGMLQuantizationType.Q4_K
+    tensors = [("token_embd.weight", (151936, 2560), q6), ("blk.0.ffn_up.weight", (9728, 2560), q4)]
+    summary = read_summary(write_sparse(writer, tensors))
+    settings = Settings(
+        ctx_size=4096, parallel=1, flash_attn="off", n_gpu_layers=0, build=5285, memory_mib={"CUDA0": 5000.0}
+    )
+    prediction = estimate(summary, settings)
+    (device,) = prediction.devices
+    assert device.weights_bytes == device.kv_bytes == 0
+    assert device.compute.low_bytes / MIB <= 606.03 <= device.compute.high_bytes / MIB
+    assert device.compute.bytes / MIB == pytest.approx(606.03, rel=0.1)
+    assert prediction.host_compute.low_bytes / MIB <= 13.01 <= prediction.host_compute.high_bytes / MIB
+    for without in (replace(settings, op_offload=False), replace(settings, memory_mib={})):
+        assert estimate(summary, without).devices[0].compute.high_bytes == 0
+    # Current builds have few outputs, too few to copy the output's weights for.
+    newest = estimate(summary, replace(settings, flash_attn="auto", build=11549)).devices[0].compute
+    assert newest.bytes < 100 * MIB
 
 
 @pytest.mark.parametrize(("n_gpu_layers", "layers"), [(0, 0), (1, 0), (2, 1), (19, 18), (99, 18)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_info import GGUFError, read_header, read_summary, render_tables, summary_document
+from gguf_info import GGUFError, Settings, estimate, read_header, read_summary, render_tables, summary_document
 
 WriteBytes = Callable[..., Path]
 
@@ -82,6 +82,52 @@ def test_every_field_equals_the_gguf_package_reader(tiny_model: Path, gpt_oss: P
             (t.name, [int(n) for n in t.shape], int(t.tensor_type), int(t.data_offset), int(t.n_elements))
             for t in other.tensors
         ]
+
+
+def test_layers_with_a_window_are_counted_by_the_architectures_rule(gpt_oss: Path) -> None:
+    """The file has the window and not its pattern; a server's log shows 12 layers in each cache."""
+    assert "sliding-window layers │ 12 of 24" in render_tables(read_summary(gpt_oss))
+
+
+def test_an_adapter_shows_its_kind(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 16.0)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((8, 64), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    summary = read_summary(tmp_path / "lora.gguf")
+    general = summary_document(summary)["general"]
+    assert (general["type"], general["adapter.type"], general["adapter.lora.alpha"]) == ("adapter", "lora", 16.0)
+    assert summary.tensors is not None
+    with pytest.raises(GGUFError, match="a language model") as caught:
+        estimate(summary)
+    assert "not an adapter" in caught.value.hint
+
+
+def test_an_embedding_model_shows_its_pooling_and_has_no_cache(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "bert")
+    writer.add_block_count(12)
+    writer.add_context_length(512)
+    writer.add_embedding_length(384)
+    writer.add_feed_forward_length(1536)
+    writer.add_head_count(12)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_causal_attention(False)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 384), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    summary = read_summary(tmp_path / "bert.gguf")
+    document = summary_document(summary)
+    assert (document["architecture"]["pooling_type"], document["attention"]["causal"]) == (1, False)
+    prediction = estimate(summary, Settings(embedding=True, ctx_size=512))
+    assert (prediction.cache, prediction.recurrent_bytes) == ((), 0)
+    assert prediction.weights_total_bytes == 32 * 384 * 4
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -30,14 +30,15 @@ STRICT = (
     "[{{ m.role }}]{{ m.content }}"
     "{% endfor %}{{ eos_token }}"
 )
-WriteModel = Callable[[str | None], Path]
+Templates = str | list[dict[str, str]] | None
+WriteModel = Callable[[Templates], Path]
 
 
 @pytest.fixture
 def model_with(tmp_path: Path) -> WriteModel:
     """A model with a template and a byte-level vocabulary of a few merges."""
 
-    def write(template: str | None) -> Path:
+    def write(template: Templates) -> Path:
         path = tmp_path / "model.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
@@ -84,6 +85,22 @@ def test_a_template_that_leaves_tools_out_is_told_so(
     assert document["renders_tools"] is False
     assert checks(document)["tools are rendered"] == ("left out", "")
     assert checks(document)["a system message later"] == ("yes", "")
+
+
+def test_a_template_for_tools_takes_the_requests_with_tools(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_with: WriteModel
+) -> None:
+    templates = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }}: {{ messages[0].content }}"},
+    ]
+    model = model_with(templates)
+    request: dict[str, object] = {"messages": [{"role": "user", "content": "hello"}]}
+    _, document = ask(capsys, tmp_path, model, request)
+    assert document["request"]["prompt"] == "hello"
+    assert document["renders_tools"] is True
+    _, document = ask(capsys, tmp_path, model, request | {"tools": [{"function": {"name": "read"}}]})
+    assert document["request"]["prompt"] == "read: hello"
 
 
 def test_rules_of_a_strict_template_are_named_in_its_own_words(

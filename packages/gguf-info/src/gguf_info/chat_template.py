@@ -20,6 +20,7 @@ __all__ = ["ChatTemplate", "Check", "Rendering", "TemplateReport", "inspect_temp
 
 _LONGEST_PROMPT_CHARS = 8 << 20
 _LONGEST_PRODUCT = 1 << 20
+_TOOL_USE = "tokenizer.chat_template.tool_use"
 _TOOL = {
     "type": "function",
     "function": {
@@ -137,13 +138,22 @@ class ChatTemplate:
         path: The model's file, for messages.
         bos_token: Text of the first token of a prompt.
         eos_token: Text of the last token of an answer.
+        for_tools: The template that takes requests with tools, where the model has another one for them.
 
     Raises:
         GGUFError: It is no jinja2 template, or jinja2 is not installed.
     """
 
-    def __init__(self, source: str, path: str, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self,
+        source: str,
+        path: str,
+        bos_token: str = "",
+        eos_token: str = "",
+        for_tools: ChatTemplate | None = None,
+    ) -> None:
         self._path = path
+        self._for_tools = for_tools
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             import jinja2
@@ -166,6 +176,8 @@ class ChatTemplate:
             messages: OpenAI chat messages; text parts are joined, and arguments of tool calls may be JSON text.
             tools: OpenAI tool definitions.
         """
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(messages, tools)
         prepared = [_prepared(message) for message in messages]
         prompt, error = self._try(prepared, tools)
         if prompt is not None:
@@ -198,7 +210,7 @@ class ChatTemplate:
 
 
 def load_template(summary: Summary) -> ChatTemplate:
-    """The default chat template of a model.
+    """The chat template of a model, and its template for tools where it has one (`tokenizer.chat_template.tool_use`).
 
     Raises:
         GGUFError: The model has none, it is no template, or jinja2 is not installed.
@@ -207,7 +219,10 @@ def load_template(summary: Summary) -> ChatTemplate:
     if source is None:
         path, hint = summary.file.path, "base models and projectors have none"
         raise GGUFError(path, None, expected="a chat template (tokenizer.chat_template)", found="none", hint=hint)
-    return ChatTemplate(source, summary.file.path, _token(summary, "bos"), _token(summary, "eos"))
+    path, tokens = summary.file.path, (_token(summary, "bos"), _token(summary, "eos"))
+    other = summary.metadata.get(_TOOL_USE)
+    for_tools = ChatTemplate(other, path, *tokens) if isinstance(other, str) else None
+    return ChatTemplate(source, path, *tokens, for_tools)
 
 
 def inspect_template(template: ChatTemplate) -> TemplateReport:

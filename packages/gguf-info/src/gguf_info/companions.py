@@ -192,6 +192,7 @@ def _beside(
         cache_type_k=draft.cache_type_k,
         cache_type_v=draft.cache_type_v,
         n_gpu_layers=0 if "none" in draft.devices else draft.n_gpu_layers,
+        op_offload=settings.op_offload and "none" not in draft.devices,
         n_cpu_moe=n_cpu_moe,
         override_tensor=override_tensor,
         memory_mib=chosen or settings.memory_mib,

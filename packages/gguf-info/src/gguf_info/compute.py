@@ -14,15 +14,16 @@ from gguf_info.layers import by_layer, layer_count, sliding_window
 from gguf_info.model import Summary
 from gguf_info.settings import Settings, drafted_tokens, has_flash_attention
 
-__all__ = ["COMPUTE_BASIS", "ByteRange", "ComputeTerms", "compute_terms", "mask_cells"]
+__all__ = ["COMPUTE_BASIS", "ByteRange", "ComputeTerms", "compute_terms", "mask_cells", "output_tokens"]
 
 COMPUTE_BASIS = "attention masks exact, activations fitted to recorded starts"
 _F16_BYTES = 2
 _F32_BYTES = 4
 _ONE_OUTPUT_A_SLOT_SINCE = 9460
+# Older builds made the mask in f32 and cast it.
 _MASK_IN_F16_SINCE = 10000
 # The part of the widest activations that is alive at once, at least and at most, as a share of the estimate.
-_LOW, _HIGH = 0.3, 1.5
+_LOW, _HIGH = 0.25, 1.5
 # Copies of the per-layer embeddings of all layers that are alive at once, fitted to gemma 3n and 4.
 _PER_LAYER_COPIES = 3
 
@@ -41,28 +42,42 @@ class ComputeTerms:
     """Bytes of the compute buffer.
 
     Attributes:
-        exact: Attention masks, and the scores that take their place without flash attention.
+        masks: Attention masks as the host writes them.
+        cast_masks: Their copies in f16, of builds that wrote them in f32.
+        scores: Attention scores, without flash attention.
         activations: The widest part of a layer, of which more or less is alive at once.
-        floor: Logits of all tokens that have them.
+        logits: Logits of all tokens that have them.
         inputs: Embedded tokens, and what follows them from device to device.
     """
 
-    exact: int
+    masks: int
+    cast_masks: int
+    scores: int
     activations: int
-    floor: int
+    logits: int
     inputs: int
 
-    def on_device(self) -> ByteRange:
-        """The buffer of a device that has layers."""
-        low = max(self.floor, self.exact + int(self.activations * _LOW))
-        middle = max(self.floor + self.inputs // 2, self.exact + self.activations)
-        # Logits may find the room of the masks before them too scattered to take.
-        scattered = self.floor + self.exact + 3 * self.inputs
-        return ByteRange(middle, low, max(scattered, self.exact + int(self.activations * _HIGH)))
+    def of_layers(self, *, has_output: bool, copies: int = 1, borrowed: int = 0) -> ByteRange:
+        """The buffer of a device, or of a host without devices, that computes layers.
 
-    def beside_devices(self) -> ByteRange:
-        """The host's share when layers are on devices: the masks and the embedded tokens."""
-        middle = self.exact + self.inputs
+        Args:
+            has_output: Whether it computes the output, and so has the logits.
+            copies: Copies of the inputs that devices in a pipeline keep.
+            borrowed: The largest of the host's weights that are copied in to be multiplied here.
+        """
+        logits = self.logits if has_output else 0
+        once = self.masks + self.cast_masks + self.scores
+        exact = self.masks * copies + self.cast_masks + self.scores
+        low = max(logits, once + int(self.activations * _LOW))
+        middle = max(logits + self.inputs // 2, exact + self.activations)
+        # Logits may find the room of the masks before them too scattered to take.
+        scattered = logits + exact + 3 * self.inputs
+        high = max(scattered, exact + int(self.activations * _HIGH))
+        return ByteRange(middle + borrowed, low, high + borrowed)
+
+    def beside_devices(self, copies: int = 1) -> ByteRange:
+        """The host's share when devices compute: the masks and the embedded tokens."""
+        middle = self.masks * copies + self.inputs
         return ByteRange(middle, self.inputs // 2, middle + self.inputs)
 
 
@@ -79,18 +94,23 @@ def compute_terms(summary: Summary, settings: Settings, slots: Slots, cells: Seq
     n_embd = (architecture.embedding_length if architecture else None) or 0
     n_vocab = (architecture.vocab_size if architecture else None) or 0
     has_flash = has_flash_attention(settings)
-    exact = sum(cells) * n_ubatch * _mask_value_bytes(settings, has_flash)
-    if not has_flash:
-        heads = max(by_layer(summary.attention.head_count if summary.attention else None, layer_count(summary)))
-        exact += max(cells, default=0) * n_ubatch * heads * _F32_BYTES
-    has_few_outputs = settings.build >= _ONE_OUTPUT_A_SLOT_SINCE and not settings.embedding
-    n_outputs = slots.n_slots * (1 + drafted_tokens(settings)) if has_few_outputs else n_ubatch
+    in_f16 = has_flash and settings.build >= _MASK_IN_F16_SINCE
+    values = sum(cells) * n_ubatch
+    heads = max(by_layer(summary.attention.head_count if summary.attention else None, layer_count(summary)))
     return ComputeTerms(
-        exact=exact,
+        masks=values * (_F16_BYTES if in_f16 else _F32_BYTES),
+        cast_masks=values * _F16_BYTES if has_flash and not in_f16 else 0,
+        scores=0 if has_flash else max(cells, default=0) * n_ubatch * heads * _F32_BYTES,
         activations=n_ubatch * _F32_BYTES * _widest_values(summary, n_embd),
-        floor=n_vocab * n_outputs * _F32_BYTES,
+        logits=n_vocab * output_tokens(settings, slots) * _F32_BYTES,
         inputs=2 * n_ubatch * n_embd * _F32_BYTES,
     )
+
+
+def output_tokens(settings: Settings, slots: Slots) -> int:
+    """Tokens of a batch that have logits; older builds reserve them for all."""
+    has_few = settings.build >= _ONE_OUTPUT_A_SLOT_SINCE and not settings.embedding
+    return slots.n_slots * (1 + drafted_tokens(settings)) if has_few else settings.ubatch_size
 
 
 def mask_cells(summary: Summary, kinds_and_cells: Sequence[tuple[str, int]]) -> list[int]:
@@ -99,13 +119,6 @@ def mask_cells(summary: Summary, kinds_and_cells: Sequence[tuple[str, int]]) -> 
     if len(cells) == 1 and sliding_window(summary) and kinds_and_cells[0][0] == "full":
         cells *= 2
     return cells
-
-
-def _mask_value_bytes(settings: Settings, has_flash: bool) -> int:
-    if not has_flash:
-        return _F32_BYTES
-    # Older builds made the mask in f32 and cast it.
-    return _F16_BYTES if settings.build >= _MASK_IN_F16_SINCE else _F16_BYTES + _F32_BYTES
 
 
 def _widest_values(summary: Summary, n_embd: int) -> int:

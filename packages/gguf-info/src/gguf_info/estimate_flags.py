@@ -92,6 +92,7 @@ def _add_devices(group: argparse._ArgumentGroup) -> None:
     add("-cmoe", "--cpu-moe", action="store_true", help="all experts on the host")
     add("-ot", "--override-tensor", type=_overrides, action="extend", metavar="REGEX=BUFFER,...", help="by tensor")
     add("-kvo", "--kv-offload", action=argparse.BooleanOptionalAction, default=True, help="caches on devices")
+    add("--op-offload", action=argparse.BooleanOptionalAction, default=True, help="devices compute with host weights")
     add("-nkvo", dest="kv_offload", action="store_false", help=argparse.SUPPRESS)
 
 
@@ -190,6 +191,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         main_gpu=options.main_gpu,
         swa_full=options.swa_full,
         kv_offload=options.kv_offload,
+        op_offload=options.op_offload and options.device != ("none",),
         cache_ram_mib=options.cache_ram,
         ctx_checkpoints=options.ctx_checkpoints,
         spec_type=spec_type,

@@ -24,6 +24,7 @@ __all__ = [
     "predicting_layer_count",
     "sliding_window",
     "state_layers",
+    "windowed_layer_count",
 ]
 
 
@@ -132,6 +133,14 @@ def sliding_window(summary: Summary) -> int:
     said = summary.attention.sliding_window if summary.attention else None
     default = rule.default_window if rule else None
     return said if said is not None else default or 0
+
+
+def windowed_layer_count(summary: Summary) -> int | None:
+    """How many layers attend to a window, by the file or the architecture's rule; None where neither says it."""
+    try:
+        return sum(_windowed_layers(summary, layer_count(summary)))
+    except GGUFError:
+        return None
 
 
 def cache_layers(summary: Summary) -> tuple[CacheLayer, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gguf_info.compute import COMPUTE_BASIS, ByteRange, ComputeTerms, compute_terms, mask_cells
+from gguf_info.compute import COMPUTE_BASIS, ByteRange, ComputeTerms, compute_terms, mask_cells, output_tokens
 from gguf_info.constants import block_size_by_name
 from gguf_info.context import Slots, divide_context, swa_cells
 from gguf_info.errors import GGUFError
@@ -45,6 +45,7 @@ __all__ = [
 
 _MIB = 2**20
 _F32_BYTES = 4
+_BORROWING_BATCH = 32
 _ROLLS_BACK = ("qwen35", "qwen35moe", "qwen4exp")
 """Recurrent architectures that keep a state for each drafted token (llama-arch.cpp)."""
 
@@ -221,7 +222,8 @@ def predicting_context(summary: Summary, settings: Settings) -> list[ExtraModel]
         for index, size in _cache_bytes(group, applied, slots, summary).items():
             kv[placement.of_layer(index) if applied.kv_offload else HOST] += size
     kv[HOST] += _output_bytes(summary, slots)
-    compute = _compute_by_device(placement, _terms(summary, applied, slots, groups), placement.n_layer - 1)
+    terms = _terms(summary, applied, slots, groups)
+    compute = _compute_by_device(summary, applied, slots, placement, terms, first_layer=placement.n_layer - 1)
     path = summary.file.path
     return [ExtraModel("mtp", path, name, weights[name], kv[name], compute[name]) for name in names]
 
@@ -364,14 +366,60 @@ def _checkpoint_bytes(
     )
 
 
-def _compute_by_device(placement: Placement, terms: ComputeTerms, first_layer: int = 0) -> dict[str, ByteRange]:
+def _compute_by_device(
+    summary: Summary,
+    settings: Settings,
+    slots: Slots,
+    placement: Placement,
+    terms: ComputeTerms,
+    first_layer: int = 0,
+) -> dict[str, ByteRange]:
     """Compute buffers of a context whose layers are those from `first_layer` on, and the output."""
     has_layers = {placement.of_layer(index) for index in range(first_layer, placement.n_layer + 1)}
-    names = (*placement.names, HOST)
-    compute = {name: terms.on_device() if name in has_layers else ByteRange(0, 0, 0) for name in names}
-    if HOST not in has_layers:
-        compute[HOST] = terms.beside_devices()
+    output, copies = placement.of_layer(placement.n_layer), placement.pipeline_copies
+    borrowed = _borrowed_bytes(summary, settings, slots, placement, first_layer)
+    compute = dict.fromkeys((*placement.names, HOST), ByteRange(0, 0, 0))
+    for place, name in enumerate(placement.names):
+        if name in has_layers or (place == 0 and borrowed):
+            of_the_host = borrowed if place == 0 else 0
+            has_output = name == output or bool(of_the_host)
+            compute[name] = terms.of_layers(has_output=has_output, copies=copies, borrowed=of_the_host)
+    beside = terms.beside_devices(copies)
+    compute[HOST] = beside
+    if HOST in has_layers:
+        alone = terms.of_layers(has_output=output == HOST)
+        # A device that borrows the host's weights computes most of what the host would.
+        compute[HOST] = ByteRange(beside.bytes, beside.low_bytes, alone.high_bytes) if borrowed else alone
     return compute
+
+
+def _borrowed_bytes(summary: Summary, settings: Settings, slots: Slots, placement: Placement, first_layer: int) -> int:
+    """The largest weight on the host that the first device multiplies with, copied into its compute buffer; 0 if none.
+
+    That is so for batches of 32 tokens or more (ggml's backends), which the output has only where all tokens have
+    logits.
+    """
+    has_device = bool(settings.memory_mib) or settings.n_gpu_layers != 0
+    if not has_device or not settings.op_offload:
+        return 0
+    names = {"output.weight", "token_embd.weight"} if output_tokens(settings, slots) >= _BORROWING_BATCH else set()
+    if placement.of_layer(placement.n_layer) != HOST:
+        names = set()
+    return max(
+        (
+            tensor_bytes(tensor) or 0
+            for tensor in summary.all_tensors()
+            if (tensor.name in names or _is_from(tensor, first_layer))
+            and len(tensor.shape) > 1
+            and placement.of_tensor(tensor) == HOST
+        ),
+        default=0,
+    )
+
+
+def _is_from(tensor: Tensor, first_layer: int) -> bool:
+    block = block_of(tensor)
+    return block is not None and block >= first_layer
 
 
 def _output_bytes(summary: Summary, slots: Slots) -> int:
@@ -395,7 +443,7 @@ def _assemble(
     for layer_bytes, target in [*((cache, kv) for cache in caches), (states, recurrent)]:
         for index, size in layer_bytes.items():
             target[placement.of_layer(index) if settings.kv_offload else HOST] += size
-    compute = _compute_by_device(placement, terms)
+    compute = _compute_by_device(summary, settings, slots, placement, terms)
     output = _output_bytes(summary, slots)
     devices = tuple(
         _device(name, placement.memory[name], weights[name], kv[name], recurrent[name], compute[name], settings)
@@ -428,8 +476,7 @@ def _assemble(
 
 def _tensors_of_predicting_layers(summary: Summary) -> list[Tensor]:
     first = layer_count(summary) - predicting_layer_count(summary)
-    blocks = ((tensor, block_of(tensor)) for tensor in summary.all_tensors())
-    return [tensor for tensor, block in blocks if block is not None and block >= first]
+    return [tensor for tensor in summary.all_tensors() if _is_from(tensor, first)]
 
 
 def _loaded_tensors(summary: Summary) -> list[Tensor]:

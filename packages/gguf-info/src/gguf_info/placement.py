@@ -22,6 +22,7 @@ _OUTPUT_TENSORS = ("output", "altup_")
 _PER_LAYER_EMBEDDING = "per_layer_token_embd"
 # Build 8680 was recorded with this table on the device, current sources have it on the host; nothing is known between.
 _PER_LAYER_EMBEDDING_ON_HOST_SINCE = 8681
+_PIPELINES, _PIPELINE_COPIES = ("CUDA", "ROCm"), 4
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -51,11 +52,18 @@ class Placement:
         self._offloaded = max(0, min(wanted, self.n_layer + 1))
         self._first = self.n_layer + 1 - self._offloaded
         self._bounds = self._split(summary, settings)
+        self._can_pipeline = settings.kv_offload and all(name.startswith(_PIPELINES) for name in self.names)
         experts = [(rf"blk\.{index}{_EXPERTS}", HOST) for index in range(min(settings.n_cpu_moe, self.n_layer))]
         inputs_on_host = settings.build >= _PER_LAYER_EMBEDDING_ON_HOST_SINCE
         self._inputs = (*_INPUT_TENSORS, *((_PER_LAYER_EMBEDDING,) if inputs_on_host else ()))
         self._outputs = (*_OUTPUT_TENSORS, _PER_LAYER_EMBEDDING)
         self._overrides = [(re.compile(pattern), name) for pattern, name in (*settings.override_tensor, *experts)]
+
+    @property
+    def pipeline_copies(self) -> int:
+        """Copies of the inputs that devices in a pipeline keep; 1 where there is none (CUDA has it, RPC has not)."""
+        holds_all = self._first == 0 and len({self.of_layer(index) for index in range(self.n_layer + 1)}) > 1
+        return _PIPELINE_COPIES if holds_all and self._can_pipeline else 1
 
     def of_layer(self, index: int) -> str:
         """The device of a layer; of the output for index n_layer."""

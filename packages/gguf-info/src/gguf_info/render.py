@@ -298,9 +298,18 @@ def _attention(summary: Summary) -> list[Table]:
         ("head dimension V", attention.value_length),
         ("sliding-window size", attention.sliding_window),
         ("sliding-window pattern", attention.sliding_window_pattern),
+        ("sliding-window layers", _windowed(summary) if attention.sliding_window else None),
         ("RMS norm epsilon", attention.layer_norm_rms_epsilon),
     ]
     return _pairs("Attention", rows, attention.other)
+
+
+def _windowed(summary: Summary) -> str | None:
+    # Only files with a window need the rules of architectures.
+    from gguf_info.layers import layer_count, windowed_layer_count
+
+    count = windowed_layer_count(summary)
+    return None if count is None else f"{count} of {layer_count(summary)}"
 
 
 def _moe(summary: Summary) -> list[Table]:

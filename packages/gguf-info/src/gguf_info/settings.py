@@ -71,6 +71,7 @@ class Settings:
         main_gpu: `--main-gpu`, the place of the main device; counts with `none` alone.
         swa_full: `--swa-full`.
         kv_offload: Off for `--no-kv-offload`.
+        op_offload: Off for `--no-op-offload`: devices do not compute with weights that lie on the host.
         cache_ram_mib: `--cache-ram`, the limit of the prompt cache in host memory; -1 is no limit.
         ctx_checkpoints: `--ctx-checkpoints`, the most context checkpoints of a slot, in host memory.
         spec_type: `--spec-type`.
@@ -97,6 +98,7 @@ class Settings:
     main_gpu: int = 0
     swa_full: bool = False
     kv_offload: bool = True
+    op_offload: bool = True
     cache_ram_mib: int = 8192
     ctx_checkpoints: int = 32
     spec_type: tuple[str, ...] = ()
