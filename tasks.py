@@ -22,10 +22,21 @@ def setup(context: Context, editable: bool = True) -> None:
     context.run("opencode-harness install .", pty=True)
 
 
-@task(help={"profile": "llama-launch profile: a name or a TOML file", "backend": "auto, embedded or external"})
-def serve(context: Context, profile: str = "smollm2-135m", backend: str = "auto") -> None:
+@task(
+    iterable=["set"],
+    help={
+        "profile": "llama-launch profile: a name or a TOML file",
+        "backend": "auto, embedded or external",
+        "set": "KEY=VALUE over the profile, such as model=PATH; may repeat",
+        "port": "port to listen on; the profile's by default",
+    },
+)
+def serve(
+    context: Context, set: list[str], profile: str = "smollm2-135m", backend: str = "auto", port: str = ""
+) -> None:
     """Start a llama.cpp server in the foreground; Ctrl-C stops it."""
-    context.run(shlex.join(["llama-launch", "serve", profile, "--backend", backend]), pty=True)
+    over = [word for pair in set for word in ("--set", pair)] + (["--port", port] if port else [])
+    context.run(shlex.join(["llama-launch", "serve", profile, "--backend", backend, *over]), pty=True)
 
 
 @task(

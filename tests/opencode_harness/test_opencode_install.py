@@ -136,3 +136,26 @@ def test_the_ripgrep_beside_opencode_is_used_where_path_has_none(tmp_path: Path)
     assert search_path(opencode, str(tmp_path)) == f"{tmp_path}{os.pathsep}{beside.parent}"
     own = script(tmp_path / "programs/rg", "exit 0")
     assert search_path(opencode, str(own.parent)) == str(own.parent)
+
+
+def test_an_install_that_was_cut_short_is_begun_anew(tmp_path: Path, npm_on_path: Path) -> None:
+    pin(tmp_path)
+    # The first npm is killed with everything in place; any later one fails for good on what that one left.
+    first = "[ -e node_modules/half ] && exit 9\nmkdir -p node_modules/half\n"
+    script(npm_on_path, first + FAKE_NPM + "[ -e ../killed ] || { touch ../killed; kill -9 $$; }\n")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    pin(folder)
+    with pytest.raises(OpenCodeInstallError):
+        install_opencode(folder, lambda line: None)
+    assert install_opencode(folder, lambda line: None).is_file()
+    assert (folder / "npm-calls").read_text().count("\n") == 2
+
+
+def test_what_an_install_runs_keeps_its_files_out_of_the_users_folders(tmp_path: Path, npm_on_path: Path) -> None:
+    pin(tmp_path)
+    script(npm_on_path, FAKE_NPM + 'echo "$XDG_CONFIG_HOME $XDG_DATA_HOME $XDG_STATE_HOME $XDG_CACHE_HOME" > folders\n')
+    install_opencode(tmp_path, lambda line: None)
+    folders = (tmp_path / "folders").read_text().split()
+    assert len(folders) == 4
+    assert not [folder for folder in folders if Path(folder).exists() or Path(folder).is_relative_to(Path.home())]

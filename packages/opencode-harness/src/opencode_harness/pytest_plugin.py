@@ -8,7 +8,9 @@ it is used.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ScenarioFile", "ScenarioItem", "ServerUnderTest", "TrialFailed", "run_scenarios"]
 
 _OUTPUT_TOKENS = 2_048
+_PROGRESS_EVERY_S = 5
 # 0 ok, 1 a scenario failed, 2 bad input, 3 the environment's fault.
 _EXIT_STATUS: Mapping[pytest.ExitCode, int] = {
     pytest.ExitCode.OK: 0,
@@ -151,12 +154,37 @@ def _trial_function(scenario: Scenario) -> Any:
 
     def trial(request: pytest.FixtureRequest, tmp_path: Path, oc_server: ServerUnderTest, oc_opencode: Path) -> None:
         spec = TrialSpec(scenario, tmp_path, oc_opencode, oc_server.url, oc_server.limits, oc_server.api_key)
-        result = run_trial(spec)
+        with _progress(request.config):
+            result = run_trial(spec)
         request.node.stash[_RESULT] = result
         if result.outcome is not Outcome.PASS:
             raise TrialFailed(result.explain(scenario))
 
     return trial
+
+
+@contextlib.contextmanager
+def _progress(config: pytest.Config) -> Generator[None, None, None]:
+    """Write the seconds that have passed, every few, behind the scenario's name where output is not captured."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or config.getoption("capture") != "no":
+        yield
+        return
+    ended = threading.Event()
+
+    def tell() -> None:
+        waited_s = 0
+        while not ended.wait(_PROGRESS_EVERY_S):
+            waited_s += _PROGRESS_EVERY_S
+            reporter.write(f"{waited_s} s … ", flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -251,6 +279,8 @@ def run_scenarios(
         *(str(path) for path in scenarios),
         "--verbose",
         "--no-header",
+        # Scenarios print nothing, and their progress is to be seen.
+        "--capture=no",
         # Scenarios hold no assert statements; without this pytest warns that the harness is imported already.
         "--assert=plain",
         f"--config-file={configuration}",

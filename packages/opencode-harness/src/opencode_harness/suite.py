@@ -112,6 +112,7 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
 def _server(spec: SuiteSpec, say: Callable[[str], None]) -> Iterator[llama_launch.RunningServer | None]:
     """The server that this run starts, or None when one was named."""
     if spec.server.url is not None:
+        _look_at(spec.server, say)
         yield None
         return
     profile = llama_launch.load_profile(spec.server.profile)
@@ -119,6 +120,18 @@ def _server(spec: SuiteSpec, say: Callable[[str], None]) -> Iterator[llama_launc
     run_dir.mkdir(parents=True, exist_ok=True)
     with llama_launch.start_server(profile, run_dir=run_dir, backend=spec.server.backend, progress=say) as server:
         yield server
+
+
+def _look_at(choice: ServerChoice, say: Callable[[str], None]) -> None:
+    """Say so at once when the server that was named is not there: only scenarios with turns can do without it."""
+    key = llama_launch.read_api_keys(choice.api_key_file)[0] if choice.api_key_file else None
+    try:
+        is_healthy = llama_launch.Client(str(choice.url), key).is_healthy()
+    except llama_launch.LlamaLaunchError as error:
+        say(f"warning: {error}; scenarios without turns will fail")
+        return
+    if not is_healthy:
+        say(f"warning: the server at {choice.url} is not ready; scenarios without turns may fail")
 
 
 def _key_file(server: llama_launch.RunningServer) -> Path | None:
