@@ -427,8 +427,11 @@ def test_cache_stays_on_the_host_without_kv_offload(gemma3: Summary) -> None:
         (replace(FOUR, cache_type_k="q9"), "--cache-type-k out of"),
         (replace(FOUR, override_tensor=((".", "CUDA7"),)), "--override-tensor to one of CPU, GPU0"),
         (replace(FOUR, memory_mib={"CPU": 5.0}), "--memory of a device"),
+        (replace(FOUR, parallel=1000), "--parallel of at most 256"),
+        (replace(FOUR, ctx_size=3, kv_unified=False, build=6930), "--ctx-size of a token or more a slot"),
+        (replace(FOUR, spec_type=("guess",)), "--spec-type out of"),
     ],
-    ids=["quantized V", "type", "buffer", "host memory"],
+    ids=["quantized V", "type", "buffer", "host memory", "slots", "context", "speculation"],
 )
 def test_settings_that_the_server_refuses(gemma3: Summary, settings: Settings, expected: str) -> None:
     with pytest.raises(GGUFError, match=expected):
@@ -449,6 +452,13 @@ def test_cache_of_unknown_shape_is_refused_not_guessed(
     metadata = {key: value for key, value in GEMMA3_270M.items() if "window" not in key}
     with pytest.raises(GGUFError, match=found):
         estimate(read_summary(make_model(architecture, {**metadata, **extra})))
+
+
+@pytest.mark.parametrize("layers", [0, 5000, 2**32 - 1])
+def test_a_number_of_layers_that_no_model_has_is_refused(make_model: MakeModel, layers: int) -> None:
+    metadata: dict[str, Number] = {**GEMMA3_270M, "block_count": layers}
+    with pytest.raises(GGUFError, match=r"language model|1 to 4096 layers"):
+        estimate(read_summary(make_model("gemma3", metadata)))
 
 
 def test_projector_has_no_estimate(make_model: MakeModel) -> None:

@@ -21,7 +21,7 @@ def test_largest_fits_and_the_next_does_not(gpt_oss: Path, free_mib: int, goal: 
     settings = Settings(parallel=1, memory_mib={"CUDA0": float(free_mib)})
     answer = find_largest(summary, settings, goal)  # type: ignore[arg-type]
     assert answer.value is not None
-    assert answer.flags == (f"--{goal}", str(answer.value))
+    assert answer.flags == (f"--{goal}", str(answer.value), "--parallel", "1")
     assert answer.prediction.fits
     larger = {
         "ctx-size": replace(settings, ctx_size=answer.value + 256),
@@ -59,7 +59,19 @@ def test_largest_needs_memory(gpt_oss: Path) -> None:
 
 def test_largest_command_prints_the_flags_to_type(gpt_oss: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", str(gpt_oss), "-np", "1", "--largest", "ctx-size", "--memory", "CUDA0=80000"]) == 0
-    assert "largest: --ctx-size 131072" in capsys.readouterr().out
+    assert "largest: --ctx-size 131072 --parallel 1\n" in capsys.readouterr().out
+
+
+def test_the_flags_to_type_give_the_same_estimate(gpt_oss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["-np", "2", "-no-kvu", "-ctk", "q8_0", "-ub", "256", "-ot", r"blk\.1\.ffn_.*=CPU", "-ts", "3,1"]
+    memory = ["--memory", "CUDA0=9000", "--memory", "CUDA1=6000", "--format", "json"]
+    assert main(["estimate", str(gpt_oss), *given, *memory, "--largest", "ctx-size", "--embedding"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    flags = document["largest"]["flags"]
+    assert flags[:2] == ["--ctx-size", str(document["largest"]["value"])]
+    assert "--no-kv-unified" in flags
+    assert main(["estimate", str(gpt_oss), *flags, *memory]) == 0
+    assert json.loads(capsys.readouterr().out) == document["estimate"]
 
 
 def test_sweep_rows_are_what_the_server_printed(gpt_oss: Path) -> None:

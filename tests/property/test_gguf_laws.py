@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf_info import GGUFError, Summary, read_summary, render_tables, summary_document
+from gguf_info import (
+    Estimate,
+    GGUFError,
+    PredictingLayers,
+    Settings,
+    Summary,
+    estimate,
+    read_summary,
+    render_tables,
+    summary_document,
+    with_companions,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,9 +62,13 @@ tensors = st.dictionaries(
 
 
 def write(
-    path: Path, values: dict[str, tuple[gguf.GGUFValueType, Any]], table: dict[str, Any], order: gguf.GGUFEndian
+    path: Path,
+    values: dict[str, tuple[gguf.GGUFValueType, Any]],
+    table: dict[str, Any],
+    order: gguf.GGUFEndian,
+    architecture: str = "llama",
 ) -> None:
-    writer = gguf.GGUFWriter(path, "llama", endianess=order)
+    writer = gguf.GGUFWriter(path, architecture, endianess=order)
     for key, (kind, value) in values.items():
         if isinstance(value, list):
             writer.add_key_value(key, value, ARRAY, sub_type=kind)
@@ -156,3 +172,80 @@ def test_truncation_anywhere_in_the_header_is_refused(n_bytes: int) -> None:
         assert refusal is not None
         assert refusal.offset is not None
         assert refusal.offset <= n_bytes
+
+
+SIZES = (
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "nextn_predict_layers",
+    "full_attention_interval",
+    "embedding_length_per_layer_input",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.key_length_mla",
+    "attention.kv_lora_rank",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.shared_kv_layers",
+    "rope.dimension_count",
+    "shortconv.l_cache",
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.group_count",
+)
+USUAL = {"block_count": 4, "context_length": 4096, "embedding_length": 64, "attention.head_count": 4}
+architectures = st.sampled_from(
+    ["llama", "gemma3", "gemma3n", "gemma4", "qwen35", "mamba", "deepseek2", "lfm2", "bert"]
+)
+sizes = st.sampled_from([0, 1, 3, 2**31, 2**32 - 1, 2**63, 2**64 - 1]).map(lambda n: (gguf.GGUFValueType.UINT64, n))
+strange = st.sampled_from([-1, -(2**31)]).map(lambda n: (gguf.GGUFValueType.INT32, n))
+by_layer = st.lists(st.integers(-2, 2**31 - 1), min_size=1, max_size=5).map(lambda n: (gguf.GGUFValueType.INT32, n))
+
+
+@settings(deadline=None)
+@given(
+    architectures,
+    st.dictionaries(st.sampled_from(SIZES), st.one_of(sizes, strange, by_layer, scalar_values), max_size=8),
+    st.sampled_from([0, 1, 4096, 2**31]),
+    st.sampled_from([None, 1, 7, 256, 2**30]),
+    st.booleans(),
+)
+def test_any_sizes_are_estimated_or_refused(
+    architecture: str,
+    values: dict[str, tuple[gguf.GGUFValueType, Any]],
+    ctx_size: int,
+    parallel: int | None,
+    kv_unified: bool,
+) -> None:
+    """Whatever numbers a file has, an estimate of it is made of sizes of 0 or more, or it is refused."""
+    said = {**{key: (gguf.GGUFValueType.UINT32, value) for key, value in USUAL.items()}, **values}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        table = {"token_embd.weight": ([8, 64], np.float16), "blk.1.attn_q.weight": ([8, 64], np.float16)}
+        said_by_key = {f"{architecture}.{key}": value for key, value in said.items()}
+        write(path, said_by_key, table, gguf.GGUFEndian.LITTLE, architecture)
+        summary = read_summary(path)
+        render_tables(summary)
+    start = Settings(ctx_size=ctx_size, parallel=parallel, kv_unified=kv_unified, memory_mib={"CUDA0": 100.0})
+    for one in estimates(summary, start):
+        found = [one.kv_bytes, one.recurrent_bytes, one.output_bytes, one.compute.low_bytes, one.host.used_bytes]
+        assert min(found) >= 0
+        assert one.compute.low_bytes <= one.compute.bytes <= one.compute.high_bytes
+
+
+def estimates(summary: Summary, start: Settings) -> list[Estimate]:
+    """The model's estimate, and the one with layers that predict further tokens, as far as they are not refused."""
+    found: list[Estimate] = []
+    with suppress(GGUFError):
+        found.append(estimate(summary, start))
+        found.append(with_companions(found[0], predicting=PredictingLayers(summary)))
+    return found

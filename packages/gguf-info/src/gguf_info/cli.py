@@ -344,6 +344,8 @@ def _diff(arguments: list[str]) -> int:
 
 
 def _estimate(arguments: list[str]) -> int:
+    import shlex
+
     from gguf_info.estimate_flags import add_estimate_flags, companion_inputs, predictor, settings_from
     from gguf_info.estimate_views import estimate_document, largest_document
     from gguf_info.fitting import find_largest, sweep
@@ -382,7 +384,7 @@ def _estimate(arguments: list[str]) -> int:
         return 0
     if options.largest:
         answer = find_largest(summary, settings, options.largest, predict)
-        flags = "nothing fits" if answer.value is None else f"largest: {' '.join(answer.flags)}"
+        flags = "nothing fits" if answer.value is None else f"largest: {shlex.join(answer.flags)}"
         _print_estimate(largest_document(answer, further), answer.prediction, flags, options)
         return 1 if answer.value is None else 0
     prediction = predict(settings)

@@ -15,14 +15,13 @@ from gguf_info.errors import GGUFError
 from gguf_info.layers import layer_count
 from gguf_info.memory import Estimate, Settings, estimate
 from gguf_info.model import Summary
+from gguf_info.settings import MOST_SLOTS, flags_to_type
 
 __all__ = ["Goal", "Largest", "SweepRow", "find_largest", "sweep"]
 
 Goal = Literal["ctx-size", "parallel", "n-gpu-layers"]
 Predict = Callable[[Settings], Estimate]
 _CTX_STEP = 256
-_MOST_SLOTS = 256
-"""llama.cpp's limit of sequences."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Largest:
     Attributes:
         goal: The setting.
         value: Its largest value that fits, or None if not even the smallest does.
-        flags: The flags to type for it.
+        flags: The flags to type for it: its own first, then those that are not the server's defaults.
         prediction: The estimate for that value; for the smallest, if it does not fit.
     """
 
@@ -81,7 +80,7 @@ def find_largest(summary: Summary, settings: Settings, goal: Goal, predict: Pred
     values, apply = _SEARCHES[goal](summary, settings)
     fitting = _last_fitting(predict, values, apply)
     shown = values[0] if fitting is None else fitting
-    return Largest(goal, fitting, (f"--{goal}", str(shown)), predict(apply(shown)))
+    return Largest(goal, fitting, flags_to_type(apply(shown), f"--{goal}"), predict(apply(shown)))
 
 
 def sweep(
@@ -131,7 +130,7 @@ def _context_search(summary: Summary, settings: Settings) -> _Search:
 
 
 def _slot_search(summary: Summary, settings: Settings) -> _Search:
-    return range(1, _MOST_SLOTS + 1), lambda value: replace(settings, parallel=value)
+    return range(1, MOST_SLOTS + 1), lambda value: replace(settings, parallel=value)
 
 
 def _layer_search(summary: Summary, settings: Settings) -> _Search:

@@ -77,6 +77,7 @@ _WINDOWS = {
     "llama4": _Windows(4, default_window=8192),
     "smallthinker": _Windows(4, default_window=4096, is_dense_first=True),
 }
+_MOST_LAYERS = 4096
 _WINDOW_IGNORED = ("phi3",)
 _FIRST_SHARED_LAYER = {"gemma3n": 20}
 _FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
@@ -97,7 +98,7 @@ def layer_count(summary: Summary) -> int:
     """Number of the model's layers.
 
     Raises:
-        GGUFError: The file is no language model.
+        GGUFError: The file is no language model, or says a number that none has.
     """
     architecture = summary.architecture
     if architecture is None or not architecture.block_count or summary.general.architecture == "clip":
@@ -108,6 +109,9 @@ def layer_count(summary: Summary) -> int:
             found=summary.general.architecture or "no architecture",
             hint="estimate needs the model itself, not an adapter or projector",
         )
+    if not 0 < architecture.block_count <= _MOST_LAYERS:
+        expected, found = f"1 to {_MOST_LAYERS} layers", str(architecture.block_count)
+        raise GGUFError(summary.file.path, None, expected=expected, found=found, hint="is the file a model's?")
     return architecture.block_count
 
 
@@ -319,4 +323,4 @@ def _require_known_shape(summary: Summary) -> None:
 def _whole(value: Value | None) -> int | None:
     if isinstance(value, Array) and value.items and isinstance(value.items[0], int):
         return int(max(item for item in value.items if isinstance(item, int)))
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and value >= 0 else None

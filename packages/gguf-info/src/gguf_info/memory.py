@@ -7,7 +7,7 @@ is known of what a driver takes for itself unless it is given. A device fits if 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gguf_info.compute import COMPUTE_BASIS, ByteRange, ComputeTerms, compute_terms, mask_cells, output_tokens
@@ -26,7 +26,7 @@ from gguf_info.layers import (
 from gguf_info.model import Summary, tensor_bytes
 from gguf_info.placement import Placement, block_of, device_names
 from gguf_info.reader import Tensor
-from gguf_info.settings import CACHE_TYPES, HOST, SPEC_TYPES, Settings, has_flash_attention, rollback_tokens
+from gguf_info.settings import CACHE_TYPES, HOST, MOST_SLOTS, SPEC_TYPES, Settings, has_flash_attention, rollback_tokens
 
 __all__ = [
     "CACHE_TYPES",
@@ -239,6 +239,9 @@ def _applied(summary: Summary, settings: Settings) -> tuple[Settings, Slots]:
         flash_attn=has_flash_attention(settings),
         build=settings.build,
     )
+    if not slots.cells:
+        expected, found = "--ctx-size of a token or more a slot", str(settings.ctx_size)
+        raise GGUFError(summary.file.path, None, expected=expected, found=found)
     n_batch = min(settings.batch_size, slots.n_ctx)
     n_ubatch = min(settings.ubatch_size, n_batch)
     if settings.embedding:  # the server then takes a batch in one go
@@ -262,6 +265,11 @@ def _require_valid(summary: Summary, settings: Settings) -> None:
     for flag, name in (("-k", settings.cache_type_k), ("-v", settings.cache_type_v)):
         if name not in CACHE_TYPES:
             raise refuse(f"--cache-type{flag} out of {', '.join(CACHE_TYPES)}", name)
+    if settings.parallel is not None and settings.parallel > MOST_SLOTS:
+        raise refuse(f"--parallel of at most {MOST_SLOTS}", str(settings.parallel))
+    for name, size in _sizes(summary):
+        if size < 0:
+            raise refuse(f"{name} of 0 or more", str(size), "is the file a model's?")
     is_quantized = settings.cache_type_v not in ("f32", "f16", "bf16")
     if is_quantized and not has_flash_attention(settings):
         raise refuse("flash attention for a quantized V cache", "none", "use --flash-attn on, or --cache-type-v f16")
@@ -278,6 +286,15 @@ def _require_valid(summary: Summary, settings: Settings) -> None:
         raise refuse("tensors of known types", "none, or types that the installed gguf package does not know")
     if summary.file.missing_shards:
         raise refuse("all parts of the model", f"{len(summary.file.missing_shards)} missing")
+
+
+def _sizes(summary: Summary) -> Iterator[tuple[str, int]]:
+    """The sizes in the file that an estimate multiplies, by their names."""
+    for section in (summary.architecture, summary.attention, summary.moe):
+        for name, value in vars(section).items() if section else ():
+            for size in value if isinstance(value, tuple) else (value,):
+                if isinstance(size, int):
+                    yield name, size
 
 
 def _cache_groups(

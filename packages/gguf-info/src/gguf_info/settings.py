@@ -11,8 +11,20 @@ from typing import Literal
 
 from gguf_info.context import NEWEST_BUILD
 
-__all__ = ["CACHE_TYPES", "HOST", "SPEC_TYPES", "Settings", "drafted_tokens", "has_flash_attention", "rollback_tokens"]
+__all__ = [
+    "CACHE_TYPES",
+    "HOST",
+    "MOST_SLOTS",
+    "SPEC_TYPES",
+    "Settings",
+    "drafted_tokens",
+    "flags_to_type",
+    "has_flash_attention",
+    "rollback_tokens",
+]
 
+MOST_SLOTS = 256
+"""llama.cpp's limit of sequences."""
 HOST = "CPU"
 """What an estimate calls the host, as a device."""
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -107,6 +119,60 @@ class Settings:
     memory_mib: Mapping[str, float | None] = field(default_factory=dict)
     context_mib: float | None = None
     build: int = NEWEST_BUILD
+
+
+_FLAGS = (
+    ("--ctx-size", "ctx_size"),
+    ("--parallel", "parallel"),
+    ("--cache-type-k", "cache_type_k"),
+    ("--cache-type-v", "cache_type_v"),
+    ("--batch-size", "batch_size"),
+    ("--ubatch-size", "ubatch_size"),
+    ("--flash-attn", "flash_attn"),
+    ("--n-gpu-layers", "n_gpu_layers"),
+    ("--n-cpu-moe", "n_cpu_moe"),
+    ("--split-mode", "split_mode"),
+    ("--main-gpu", "main_gpu"),
+    ("--cache-ram", "cache_ram_mib"),
+    ("--ctx-checkpoints", "ctx_checkpoints"),
+    ("--spec-draft-n-max", "spec_draft_n_max"),
+)
+_SWITCHES = (
+    ("--kv-unified", "kv_unified", True),
+    ("--no-kv-unified", "kv_unified", False),
+    ("--swa-full", "swa_full", True),
+    ("--no-kv-offload", "kv_offload", False),
+    ("--no-op-offload", "op_offload", False),
+    ("--embedding", "embedding", True),
+)
+
+
+def flags_to_type(settings: Settings, first: str) -> tuple[str, ...]:
+    """The server's flags for settings that are not its defaults.
+
+    Args:
+        settings: The start.
+        first: The flag that comes first, whatever its value.
+    """
+    usual = Settings()
+    pairs = sorted(_FLAGS, key=lambda pair: pair[0] != first)
+    given = [
+        (flag, str(getattr(settings, name)))
+        for flag, name in pairs
+        if flag == first or getattr(settings, name) != getattr(usual, name)
+    ]
+    switches = [
+        flag
+        for flag, name, value in _SWITCHES
+        if getattr(settings, name) is value and getattr(usual, name) is not value
+    ]
+    lists = [
+        ("--tensor-split", ",".join(f"{share:g}" for share in settings.tensor_split)),
+        ("--override-tensor", ",".join(f"{pattern}={name}" for pattern, name in settings.override_tensor)),
+        ("--spec-type", ",".join(settings.spec_type)),
+    ]
+    said = [*given, *((flag, text) for flag, text in lists if text)]
+    return (*(word for pair in said for word in pair), *switches)
 
 
 def has_flash_attention(settings: Settings) -> bool:
