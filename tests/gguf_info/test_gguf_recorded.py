@@ -10,9 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from gguf_info import DraftModel, Estimate, PredictingLayers, Settings, Summary, estimate, read_summary, with_companions
+from gguf_info import (
+    DraftModel,
+    Estimate,
+    PredictingLayers,
+    Projector,
+    Settings,
+    Summary,
+    estimate,
+    read_summary,
+    with_companions,
+)
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 MIB = 2**20
@@ -154,3 +165,20 @@ def test_layers_that_predict_further_tokens_take_what_the_server_printed(
         assert all(
             predicted.low_bytes <= mib * MIB <= predicted.high_bytes for mib in printed_mib(text, "compute buffer size")
         )
+
+
+@pytest.mark.parametrize(("name", "flash_attn"), [("p2_mmproj", "auto"), ("p2_mmproj_fa_off", "off")])
+def test_a_projector_takes_what_the_server_printed(
+    find: Find, phantom: Callable[[str], Path], name: str, flash_attn: Literal["auto", "off"]
+) -> None:
+    log = (LOGS / f"xllamacpp-2026.10.11549.gemma-3-270m.{name}.log").read_text(errors="replace")
+    settings = Settings(ctx_size=8192, parallel=2, kv_unified=True, n_gpu_layers=0, flash_attn=flash_attn)
+    target = estimate(find("gemma-3-270m"), settings)
+    projector = Projector(read_summary(phantom("siglip-gemma3")), offload=False)
+    (extra,) = with_companions(target, projector=projector).extra_models
+    of_the_model, of_the_projector = printed_mib(log, "compute buffer size")
+    assert target.compute.low_bytes <= of_the_model * MIB <= target.compute.high_bytes
+    assert extra.compute is not None
+    assert in_mib(extra.compute.bytes) == of_the_projector
+    (worst_case,) = re.findall(r"worst-case memory usage of mmproj is ([\d.]+) MiB", log)
+    assert in_mib(extra.weights_bytes + extra.compute.bytes) == float(worst_case)

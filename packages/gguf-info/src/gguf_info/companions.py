@@ -3,8 +3,7 @@
 A draft model is a start of its own with the context, slots and sharing of the model and its own cache types and
 layers on devices; layers that predict further tokens (MTP) get a context of their own with the draft's cache types,
 whether they lie in the model's file or in another (llama.cpp's common/speculative.cpp, build 11549; checked against
-recorded starts). A projector's weights lie on the first device, or where its flags say; its compute buffer depends on
-the image and is not predicted.
+recorded starts). A projector's weights lie on the first device, or where its flags say.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from gguf_info.memory import (
     predicting_context,
 )
 from gguf_info.model import Summary
+from gguf_info.projector import projector_compute
 
 __all__ = ["DraftModel", "PredictingLayers", "Projector", "with_companions"]
 
@@ -213,7 +213,8 @@ def _projector(prediction: Estimate, projector: Projector) -> ExtraModel:
         expected = f"--mmproj-device out of {', '.join(names)}"
         raise GGUFError(summary.file.path, None, expected=expected, found=projector.device)
     device = (projector.device or names[0]) if projector.offload else HOST
-    return ExtraModel("mmproj", summary.file.path, device, summary.tensors.bytes, 0, None)
+    compute = projector_compute(summary, prediction.settings)
+    return ExtraModel("mmproj", summary.file.path, device, summary.tensors.bytes, 0, compute)
 
 
 def _with(device: DeviceMemory, extra: list[ExtraModel]) -> DeviceMemory:
