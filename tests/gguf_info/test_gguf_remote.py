@@ -26,6 +26,7 @@ class Server(ThreadingHTTPServer):
         self.folder = folder
         self.sent_bytes = 0
         self.requests: list[str] = []
+        self.is_over = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that leaves early is what some tests are about."""
@@ -53,13 +54,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Location", f"file://{path}")
             self.end_headers()
             return
+        if how == "silent":
+            self.server.is_over.wait(10)
+            return
         if how == "circle":
             self.send_response(302)
             self.send_header("Location", self.path)
             self.end_headers()
             return
-        if how == "locked" or not path.is_file():
-            self.send_error(403 if how == "locked" else 404)
+        status = {"locked": 403, "broken": 503}.get(how, 200 if path.is_file() else 404)
+        if status != 200:
+            self.send_error(status)
             return
         self.send_file(how, path.read_bytes())
 
@@ -102,6 +107,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
+        server.is_over.set()
         server.shutdown()
         thread.join()
 
@@ -191,9 +197,10 @@ FAULTS = {
     "ranges/nothing.gguf": ("a GGUF file", "HTTP 404", "check the URL"),
     "locked/model.gguf": ("a GGUF file", "HTTP 403", "needs a login"),
     "cut/model.gguf": ("", "", ""),
-    "elsewhere/model.gguf": ("bytes 0 to 1048575", "bytes 1 to", ""),
-    "to-a-file/model.gguf": ("a GGUF file", "HTTP 302", ""),
-    "circle/model.gguf": ("a GGUF file", "HTTP 302", ""),
+    "elsewhere/model.gguf": ("bytes 0 to 1048575", "bytes 1 to", "try again, or download"),
+    "to-a-file/model.gguf": ("a GGUF file", "HTTP 302", "check the URL"),
+    "circle/model.gguf": ("a GGUF file", "HTTP 302", "check the URL"),
+    "broken/model.gguf": ("a GGUF file", "HTTP 503", "try again later"),
 }
 
 
@@ -215,6 +222,18 @@ def test_a_server_that_misbehaves_is_an_error_that_names_the_url(
 def test_a_file_that_changes_between_ranges_is_an_error(server: Server, long_model: list[str]) -> None:
     with pytest.raises(GGUFError, match="expected the same file as before, found one that has changed"):
         read_summary(server.url("changing/long.gguf"))
+
+
+def test_a_server_that_stays_silent_is_given_up(
+    server: Server, served_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gguf_info.remote.TIMEOUT_S", 0.2)
+    with pytest.raises(GGUFError, match="expected an answer of the server, found timed out") as caught:
+        read_summary(server.url("silent/model.gguf"))
+    assert (caught.value.path, caught.value.hint) == (
+        server.url("silent/model.gguf"),
+        "check the URL and the network",
+    )
 
 
 def test_nobody_answering_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,8 @@ CHUNK_BYTES = 1 << 20
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _NO_SIZE = "a server that answers range requests, or says how long the file is"
-_HINTS = {401: "the file needs a login: download it", 403: "the file needs a login: download it", 404: "check the URL"}
+_HINTS = {401: "the file needs a login: download it", 403: "the file needs a login: download it"}
+_SERVER_FAULT = 500
 
 
 def url_sibling(url: str, name: str) -> str:
@@ -122,8 +123,13 @@ class _Requests:
 
     def error(self, expected: str, found: str, cause: Exception | None = None, hint: str = "") -> GGUFError:
         """An error that names the URL as it was given."""
-        code = cause.code if isinstance(cause, urllib.error.HTTPError) else None
-        return GGUFError(self._named, None, expected=expected, found=found, hint=hint or _HINTS.get(code or 0, ""))
+        return GGUFError(self._named, None, expected=expected, found=found, hint=hint or _hint(cause))
+
+
+def _hint(cause: Exception | None) -> str:
+    if isinstance(cause, urllib.error.HTTPError):
+        return _HINTS.get(cause.code, "try again later" if cause.code >= _SERVER_FAULT else "check the URL")
+    return "check the URL and the network" if cause else "try again, or download the file"
 
 
 class _RemoteFile(io.RawIOBase):
