@@ -31,26 +31,29 @@ STRICT = (
     "{% endfor %}{{ eos_token }}"
 )
 Templates = str | list[dict[str, str]] | None
-WriteModel = Callable[[Templates], Path]
+WriteModel = Callable[..., Path]
 
 
 @pytest.fixture
 def model_with(tmp_path: Path) -> WriteModel:
     """A model with a template and a byte-level vocabulary of a few merges."""
 
-    def write(template: Templates) -> Path:
+    def write(template: Templates, pre: str = "gpt-2", add_bos: bool | None = None) -> Path:
         path = tmp_path / "model.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         letters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
-        merged = ["he", "ll", "hell", "hello", "Ġw"]
+        merged = ["he", "ll", "hell", "hello", "Ġw", "world"]
         special = ["<|im_start|>", "<|im_end|>"]
         tokens = [*letters, *merged, *special]
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
+        writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
         writer.add_token_types([1] * (len(letters) + len(merged)) + [3] * len(special))
         writer.add_token_merges(["h e", "l l", "he ll", "hell o", "Ġ w"])
+        writer.add_bos_token_id(len(tokens) - 2)
         writer.add_eos_token_id(len(tokens) - 1)
+        if add_bos is not None:
+            writer.add_add_bos_token(add_bos)
         if template is not None:
             writer.add_chat_template(template)
         writer.write_header_to_file()
@@ -154,6 +157,44 @@ def test_tokens_are_counted_as_by_hand(
     # hello | Ġw o r l d | <|im_end|>
     assert document["request"]["n_tokens"] == 1 + 5 + 1
     assert document["request"]["n_tool_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "template", "n_tokens"),
+    [
+        ("gpt-2", None, "{{ messages[0].content }}", 1),
+        ("gpt-2", True, "{{ messages[0].content }}", 2),
+        ("gpt-2", True, "{{ bos_token }}{{ messages[0].content }}", 2),
+        ("gpt-2", False, "{{ bos_token }}{{ messages[0].content }}", 2),
+        ("llama-bpe", None, "{{ messages[0].content }}", 2),
+        ("llama-bpe", None, "{{ bos_token }}{{ messages[0].content }}", 2),
+        ("llama-bpe", False, "{{ messages[0].content }}", 1),
+    ],
+)
+def test_a_first_token_counts_once(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model_with: WriteModel,
+    pre: str,
+    add_bos: bool | None,
+    template: str,
+    n_tokens: int,
+) -> None:
+    """As common/chat.cpp has it: the template's own first token is taken away where the vocabulary adds one."""
+    model = model_with(template, pre=pre, add_bos=add_bos)
+    _, document = ask(capsys, tmp_path, model, [{"content": "hello"}])
+    assert document["request"]["n_tokens"] == n_tokens
+
+
+def test_a_word_that_is_a_token_needs_no_merges_in_a_llama_3_vocabulary(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_with: WriteModel
+) -> None:
+    counts = []
+    for pre in ("gpt-2", "llama-bpe"):
+        model = model_with("{{ messages[0].content }}", pre=pre, add_bos=False)
+        _, document = ask(capsys, tmp_path, model, [{"content": "world"}])
+        counts.append(document["request"]["n_tokens"])
+    assert counts == [5, 1]
 
 
 def test_tokens_of_tools_are_the_difference_that_they_make(
