@@ -100,6 +100,13 @@ def missing_tensor() -> None:
     sys.exit(1)
 
 
+def chatty() -> None:
+    """More lines while it starts than a small disk can take."""
+    for number in range(200):
+        log(f"I load_tensors: layer {number:3d} assigned to device CPU, is_swa = 0")
+    serve()
+
+
 def hang() -> None:
     log("I srv    load_model: loading model 'm.gguf'")
     log("W cmn  common_init_: warming up the model with an empty run - please wait ... (--no-warmup to disable)")
@@ -158,6 +165,7 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
     "bind-failure": bind_failure,
     "missing-tensor": missing_tensor,
     "hang": hang,
+    "chatty": chatty,
     "silent": silent,
     "stubborn": stubborn,
     "with-a-child": with_a_child,

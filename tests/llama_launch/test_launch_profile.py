@@ -87,7 +87,7 @@ def test_profiles_that_extend_each_other_are_an_error() -> None:
         ('model = "m"\nn_slots = true\n', r":2: n_slots: True is not a whole number", ""),
         ('model = "m"\njinja = 1\n', r":2: jinja: 1 is not true or false", ""),
         ("model = 3\n", r":1: model: 3 is not text", ""),
-        ('model = "m"\nextra_flags = 3\n', r":2: extra_flags: 3 is not a list of flags", ""),
+        ('model = "m"\nextra_flags = 3\n', r":2: extra_flags: 3 is not a list of words", ""),
         (
             'model = "m"\ncache_type_k = "q8"\n',
             r":2: cache_type_k: unknown value 'q8'",

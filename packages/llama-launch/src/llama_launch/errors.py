@@ -13,6 +13,10 @@ LlamaLaunchError
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama_launch.failure import ServerFailure
 
 __all__ = [
     "FlagsRefused",
@@ -70,11 +74,15 @@ class ServerStartError(LlamaLaunchError):
 
     Attributes:
         log_path: Its log, or None when it never started.
+        failure: What the log says of the failure, None when there is none to read.
     """
 
-    def __init__(self, message: str, *, log_path: Path | None = None, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, log_path: Path | None = None, hint: str = "", failure: ServerFailure | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.log_path = log_path
+        self.failure = failure
 
 
 class ServerError(LlamaLaunchError):

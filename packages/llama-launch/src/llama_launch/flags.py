@@ -85,6 +85,11 @@ _FLAGS: tuple[tuple[str, _Words, str], ...] = (
         lambda p: ("--api-key-file", p.api_key_file) if p.api_key_file else (),
         "keys that clients must send; read from a file, so that no process list shows them",
     ),
+    (
+        "rpc",
+        lambda p: ("--rpc", ",".join(p.rpc)) if p.rpc else (),
+        "workers on other machines, which hold a part of the model",
+    ),
     ("extra_flags", lambda p: p.extra_flags, "given as they are"),
 )
 

@@ -73,6 +73,11 @@ class Profile:
         n_gpu_layers: `--n-gpu-layers`, or None for the server's own default.
         jinja: `--jinja`.
         metrics: `--metrics`.
+        gpus: GPUs that the server may see, as CUDA_VISIBLE_DEVICES has them; empty for all.
+        rpc: Workers (`ggml-rpc-server`) as HOST:PORT, for `--rpc`.
+        n_agents: How many agents will work at once; 0 when that is not known.
+        log_max_mib: Size at which the log is continued in a new piece, which begins with the start-up part.
+        log_keep: How many older pieces of the log are kept.
         extra_flags: Further flags of llama-server, as typed.
     """
 
@@ -96,6 +101,11 @@ class Profile:
     n_gpu_layers: int | None = None
     jinja: bool = True
     metrics: bool = True
+    gpus: str = ""
+    rpc: tuple[str, ...] = ()
+    n_agents: int = 0
+    log_max_mib: int = 64
+    log_keep: int = 3
     extra_flags: tuple[str, ...] = ()
 
     @property
@@ -288,6 +298,9 @@ _LIMITS = {
     "n_gpu_layers": (-2, 2**31 - 1),
     # Readiness and memory are read from the log: below 3 the server does not say that it is ready.
     "verbosity": (3, 5),
+    "n_agents": (0, 4096),
+    "log_max_mib": (1, 2**20),
+    "log_keep": (1, 100),
 }
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _CHOICES = {"cache_type_k": _CACHE_TYPES, "cache_type_v": _CACHE_TYPES, "flash_attn": ("on", "off", "auto")}
@@ -352,7 +365,7 @@ def _as_flags(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(shlex.split(value))
     if not isinstance(value, list | tuple):
-        raise TypeError("a list of flags")
+        raise TypeError("a list of words")
     return tuple(_as_text(item) for item in value)
 
 

@@ -6,12 +6,10 @@ else's server on the same port is never mistaken for this one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,26 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import vram_report
+from vram_report import visible
 
 from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.embedded import embedded_argv, embedded_version
 from llama_launch.errors import FlagsRefused, ServerStartError, ServerUnreachable
+from llama_launch.failure import failure_in
 from llama_launch.flags import check_flags, owned_flags, read_help, server_argv
-from llama_launch.leash import leashed
 from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
+from llama_launch.server_process import ServerProcess
 
 __all__ = ["Backend", "RunningServer", "find_llama_server", "planned_argv", "start_server"]
 
 Backend = Literal["auto", "embedded", "external"]
 
-_GRACE_S = 2.0
 _POLL_S = 0.05
 _PROGRESS_EVERY_S = 2.0
-_READY = re.compile(rb"listening on http|all slots are idle|embedded server at")
-_ERROR_LINE = re.compile(r"^(?:[\d.]+ )?E |error|failed|out of memory|invalid", re.IGNORECASE)
+_READY = "listening on http|all slots are idle|embedded server at"
 _PORT_TAKEN = re.compile(rb"couldn't bind (?:HTTP )?server socket|[Aa]ddress already in use")
 _PORT_ATTEMPTS = 3
 # What a start is doing, by the last of these that the log holds.
@@ -86,8 +83,7 @@ class RunningServer:
     profile: Profile
     model_path: Path
     client: Client
-    _process: subprocess.Popen[bytes] = field(repr=False)
-    _leash_fd: int | None = field(repr=False)
+    _process: ServerProcess = field(repr=False)
 
     def __enter__(self) -> RunningServer:
         return self
@@ -97,7 +93,15 @@ class RunningServer:
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
-        return self._process.poll() is None
+        return self._process.is_alive()
+
+    def fileno(self) -> int:
+        """A file descriptor that becomes readable when the server ends, for select(); -1 once it is stopped."""
+        return self._process.fileno()
+
+    def has_lost_log(self) -> bool:
+        """Whether lines of the log could not be written, as on a full disk."""
+        return self._process.has_said("lost")
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for the server to end by itself; returns its exit status.
@@ -109,8 +113,7 @@ class RunningServer:
 
     def stop(self) -> None:
         """End the server and all its processes: SIGTERM, then SIGKILL after a grace period. Safe to call twice."""
-        _release(self._process, self._leash_fd)
-        self._leash_fd = None
+        self._process.release()
 
 
 def find_llama_server() -> Path | None:
@@ -197,12 +200,20 @@ def _start(
     log_path = run_dir / "server.log"
     version = choice.version or "of unknown version"
     say(f"starting {choice.kind} server {version} with {model.name}, {profile.n_slots} slots, log {log_path}")
-    process, leash_fd = _spawn(argv, log_path, f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n")
+    process = ServerProcess(
+        argv,
+        log_path=log_path,
+        header=f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n",
+        ready=_READY,
+        log_max_mib=profile.log_max_mib,
+        log_keep=profile.log_keep,
+        environment={**os.environ, "CUDA_VISIBLE_DEVICES": profile.gpus} if profile.gpus else None,
+    )
     server = RunningServer(
-        client.base_url, process.pid, log_path, choice.kind, choice.version, profile, model, client, process, leash_fd
+        client.base_url, process.pid, log_path, choice.kind, choice.version, profile, model, client, process
     )
     try:
-        _wait_until_ready(server, say, timeout_s)
+        _wait_until_ready(server, process, say, timeout_s)
     except BaseException:
         server.stop()
         raise
@@ -263,7 +274,7 @@ def _choose(backend: Backend, say: Callable[[str], None]) -> _Choice:
 def _external_version(executable: Path) -> str | None:
     """One line: what `--version` says of the version, without its label and its compiler."""
     match = re.search(r"^version: *(.+)$", _said_by(executable, "--version"), re.MULTILINE)
-    return _printable(match.group(1).strip()) if match else None
+    return visible(match.group(1).strip()) if match else None
 
 
 def _said_by(executable: Path, flag: str) -> str:
@@ -276,61 +287,40 @@ def _said_by(executable: Path, flag: str) -> str:
     return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
 
 
-def _spawn(argv: list[str], log_path: Path, header: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `argv` on a leash, in a session of its own; returns it and the end of the pipe to hold."""
-    read_fd, write_fd = os.pipe()
-    try:
-        with log_path.open("wb") as log:
-            log.write(header.encode("utf-8", "surrogateescape"))
-            log.flush()
-            process = subprocess.Popen(
-                leashed(argv, read_fd, _GRACE_S),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[read_fd],
-                start_new_session=True,
-            )
-    except OSError as error:
-        os.close(write_fd)
-        raise ServerStartError(f"cannot start {argv[0]}: {error}", log_path=log_path) from error
-    finally:
-        os.close(read_fd)
-    return process, write_fd
-
-
-def _release(process: subprocess.Popen[bytes], leash_fd: int | None) -> None:
-    if leash_fd is not None:
-        os.close(leash_fd)
-    try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S + 1)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_until_ready(server: RunningServer, say: Callable[[str], None], timeout_s: float) -> None:
+def _wait_until_ready(
+    server: RunningServer, process: ServerProcess, say: Callable[[str], None], timeout_s: float
+) -> None:
     started = said = time.monotonic()
     while True:
         is_alive = server.is_alive()
-        log = server.log_path.read_bytes()
         if not is_alive:
-            if _PORT_TAKEN.search(log):
+            if _PORT_TAKEN.search(_log_of(server)):
                 raise _PortTaken(f"port {server.url.rpartition(':')[2]} is in use", log_path=server.log_path)
-            raise _start_error(server, f"the server ended with status {server.wait()}", log)
-        if _READY.search(log) and _is_healthy(server.client):
+            raise _start_error(server, f"the server ended with status {server.wait()}")
+        if process.has_said("ready") and _is_healthy(server.client):
             say(f"ready at {server.url} after {time.monotonic() - started:.1f} s")
+            if server.has_lost_log():
+                say(f"warning: {server.log_path} could not be written in full; make room on its disk [log-lost]")
             return
         now = time.monotonic()
         if now - started > timeout_s:
-            raise _start_error(server, f"the server was not ready after {now - started:.0f} s", log)
+            raise _start_error(server, f"the server was not ready after {now - started:.0f} s")
         if now - said >= _PROGRESS_EVERY_S:
-            stage = [name for name, sign in _STAGES if sign.search(log)][-1]
-            say(f"{stage} ({now - started:.0f} s)")
+            say(f"{_stage(server)} ({now - started:.0f} s)")
             said = now
-        time.sleep(_POLL_S)
+        process.wait_for_news(_POLL_S)
+
+
+def _log_of(server: RunningServer) -> bytes:
+    try:
+        return server.log_path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _stage(server: RunningServer) -> str:
+    log = _log_of(server)
+    return [name for name, sign in _STAGES if sign.search(log)][-1]
 
 
 def _is_healthy(client: Client) -> bool:
@@ -340,29 +330,7 @@ def _is_healthy(client: Client) -> bool:
         return False
 
 
-def _start_error(server: RunningServer, what: str, log: bytes) -> ServerStartError:
-    cause = _failure_in(server.log_path) or _last_error(log)
-    return ServerStartError(f"{what}: {cause}", log_path=server.log_path, hint=f"read {server.log_path}")
-
-
-def _failure_in(log_path: Path) -> str | None:
-    """The failure that vram-report reads from the log: which allocation, file or setting."""
-    try:
-        runs = vram_report.read_log(log_path).runs
-    except vram_report.VRAMReportError:
-        return None
-    failures = [run.failure for run in runs if run.failure is not None]
-    return f"{failures[-1].message} (line {failures[-1].line})" if failures else None
-
-
-def _last_error(log: bytes) -> str:
-    """The last line of the log that looks like an error, else its last line; control characters visible."""
-    text = log.decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("# ")]
-    errors = [line for line in lines if _ERROR_LINE.search(line)]
-    chosen = (errors or lines or ["it said nothing"])[-1].strip()
-    return _printable(chosen)[:400]
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def _start_error(server: RunningServer, what: str) -> ServerStartError:
+    failure = failure_in(server.log_path)
+    remedy = f"{failure.remedy}; the log is {server.log_path}" if failure.remedy else f"read {server.log_path}"
+    return ServerStartError(f"{what}: {failure.message}", log_path=server.log_path, hint=remedy, failure=failure)
