@@ -20,7 +20,15 @@ def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "LLAMA_SERVER", "LLAMA_API_KEY", "LLAMA_SERVER_URL"):
+    for name in (
+        "XDG_CONFIG_HOME",
+        "XDG_CACHE_HOME",
+        "XDG_STATE_HOME",
+        "CUDA_VISIBLE_DEVICES",
+        "LLAMA_SERVER",
+        "LLAMA_API_KEY",
+        "LLAMA_SERVER_URL",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(home)
 

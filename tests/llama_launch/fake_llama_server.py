@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 HELP = Path(__file__).with_name("data") / "llama-server-b10068.help.txt"
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 KEY = os.environ.get("FAKE_LLAMA_KEY")
 
 
@@ -29,6 +30,7 @@ class Handler(BaseHTTPRequestHandler):
     """/health, /props, /slots, /tokenize and /metrics, as far as the client reads them."""
 
     cached_tokens = 0
+    is_sleeping = False
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -42,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
             "/slots": slots,
             "/props": {
                 "total_slots": n_slots,
+                "is_sleeping": self.is_sleeping,
                 "default_generation_settings": {"n_ctx": n_ctx},
                 "model_path": value_of("--model"),
             },
@@ -114,6 +117,14 @@ def hang() -> None:
         time.sleep(60)
 
 
+def out_of_memory_above() -> None:
+    """The recorded failure of an allocation, for contexts above FAKE_LLAMA_MOST."""
+    if int(value_of("--ctx-size")) <= int(os.environ["FAKE_LLAMA_MOST"]):
+        serve()
+    print((LOGS / "llama-server-b10068.err_oom_kv_lv4.log").read_text(), file=sys.stderr, flush=True)
+    sys.exit(1)
+
+
 def silent() -> None:
     sys.exit(7)
 
@@ -154,6 +165,21 @@ class Loading(Handler):
             super().do_GET()
 
 
+class DiesWhenReady(Handler):
+    """Answers /health once, and is gone."""
+
+    def do_GET(self) -> None:
+        super().do_GET()
+        self.wfile.flush()
+        os._exit(9)
+
+
+class Asleep(Handler):
+    """A server that has unloaded its model until the next request."""
+
+    is_sleeping = True
+
+
 class Refilled(Handler):
     """A slot that a request fills again as soon as it is erased."""
 
@@ -166,6 +192,9 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
     "missing-tensor": missing_tensor,
     "hang": hang,
     "chatty": chatty,
+    "out-of-memory-above": out_of_memory_above,
+    "dies-when-ready": lambda: serve(DiesWhenReady),
+    "asleep": lambda: serve(Asleep),
     "silent": silent,
     "stubborn": stubborn,
     "with-a-child": with_a_child,

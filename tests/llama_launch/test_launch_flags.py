@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf_info import read_summary
 from llama_launch import Footgun, footguns, load_profile, server_argv
 from llama_launch.flags import check_flags, read_help
+from phantoms import write_phantom
 
 KNOWN = read_help((Path(__file__).with_name("data") / "llama-server-b10068.help.txt").read_text())
 GPT_OSS_COMMAND = """\
@@ -87,24 +90,35 @@ def test_a_negative_number_is_a_value_and_no_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "facts", "code"),
+    ("overrides", "code"),
     [
-        ({"kv_unified": False}, {}, "divided-kv"),
-        ({"cache_ram_mib": 8192}, {}, "prompt-cache-brings-back"),
+        ({"kv_unified": False}, "divided-kv"),
+        ({"cache_ram_mib": 8192}, "prompt-cache-brings-back"),
         (
             {"cache_type_v": "q8_0", "cache_type_k": "q8_0", "flash_attn": "off"},
-            {},
             "quantized-v-without-flash-attention",
         ),
-        ({"cache_type_v": "q8_0"}, {}, "mixed-cache-types"),
-        ({"host": "0.0.0.0"}, {}, "open-without-key"),
-        ({}, {"n_ctx_train": 8191}, "context-over-training"),
-        ({}, {"n_agents": 5}, "fewer-slots-than-agents"),
+        ({"cache_type_v": "q8_0"}, "cache-types-on-cpu"),
+        ({"cache_type_k": "q5_1", "cache_type_v": "q5_1"}, "cache-types-on-cpu"),
+        ({"host": "0.0.0.0"}, "open-without-key"),
+        ({"n_ctx_slot": 8193}, "context-over-training"),
+        ({"n_agents": 5}, "fewer-slots-than-agents"),
+        ({"n_gpu_layers": 99}, "gpu-without-effect"),
     ],
 )
-def test_a_footgun_is_named(overrides: dict[str, object], facts: dict[str, int], code: str) -> None:
-    found = footguns(load_profile("smollm2-135m", overrides), **facts)
+def test_a_footgun_is_named(model: Path, overrides: dict[str, object], code: str) -> None:
+    found = footguns(load_profile("smollm2-135m", overrides), model=read_summary(model), is_embedded=True)
     assert [footgun.code for footgun in found] == [code]
+
+
+def test_layers_that_predict_tokens_are_told_where_they_are_run(tmp_path: Path) -> None:
+    phantom = tmp_path / "mtp.gguf"
+    write_phantom("qwen3.5-0.8b-mtp", phantom)
+    profile = load_profile("smollm2-135m", {"model": str(phantom), "n_ctx_slot": 256})
+    assert footguns(profile, model=read_summary(phantom)) == []
+    with_mtp = replace(profile, extra_flags=("--spec-type", "draft-mtp"))
+    (footgun,) = footguns(with_mtp, model=read_summary(phantom))
+    assert footgun.code == "mtp-layers"
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt-oss-20b"])
@@ -112,9 +126,9 @@ def test_the_shipped_profiles_have_no_footgun(name: str) -> None:
     assert footguns(load_profile(name)) == []
 
 
-def test_a_pool_above_the_training_context_is_no_footgun() -> None:
+def test_a_pool_above_the_training_context_is_no_footgun(model: Path) -> None:
     """A slot is cut to the training context, the pool is not: four slots of 8192 tokens fill a pool of 32768."""
-    assert footguns(load_profile("smollm2-135m"), n_ctx_train=8192) == []
+    assert footguns(load_profile("smollm2-135m"), model=read_summary(model)) == []
 
 
 def test_a_footgun_says_what_to_set() -> None:

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from gguf_info.estimate_views import estimate_document
     from gguf_info.faults import Fault, tensor_digests, verify
     from gguf_info.fitting import Largest, SweepRow, find_largest, sweep
-    from gguf_info.memory import Estimate, ExtraModel, estimate
+    from gguf_info.memory import DeviceMemory, Estimate, ExtraModel, estimate
     from gguf_info.model import Summary, read_summary, tensor_bytes
     from gguf_info.reader import Array, Header, Tensor, read_header
     from gguf_info.render import SECTIONS, render_tables
     from gguf_info.residency import resident_sets
     from gguf_info.settings import Settings
+    from gguf_info.starts import PlannedStart, planned_start
 
 __all__ = [
     "SECTIONS",
     "Array",
     "Change",
+    "DeviceMemory",
     "DraftModel",
     "Estimate",
     "ExtraModel",
@@ -36,6 +38,7 @@ __all__ = [
     "Header",
     "Largest",
     "ModelDiff",
+    "PlannedStart",
     "PredictingLayers",
     "Projector",
     "Settings",
@@ -46,6 +49,7 @@ __all__ = [
     "estimate",
     "estimate_document",
     "find_largest",
+    "planned_start",
     "read_header",
     "read_summary",
     "render_tables",
@@ -66,12 +70,13 @@ _HOMES = {
     **dict.fromkeys(("estimate_document",), "estimate_views"),
     **dict.fromkeys(("Fault", "tensor_digests", "verify"), "faults"),
     **dict.fromkeys(("Largest", "SweepRow", "find_largest", "sweep"), "fitting"),
-    **dict.fromkeys(("Estimate", "ExtraModel", "estimate"), "memory"),
+    **dict.fromkeys(("DeviceMemory", "Estimate", "ExtraModel", "estimate"), "memory"),
     **dict.fromkeys(("Summary", "read_summary", "tensor_bytes"), "model"),
     **dict.fromkeys(("Array", "Header", "Tensor", "read_header"), "reader"),
     **dict.fromkeys(("SECTIONS", "render_tables"), "render"),
     **dict.fromkeys(("resident_sets",), "residency"),
     **dict.fromkeys(("Settings",), "settings"),
+    **dict.fromkeys(("PlannedStart", "planned_start"), "starts"),
 }
 """The module of each public name. No module may have the name of a public function: it would hide it."""
 

@@ -6,10 +6,12 @@
 from llama_launch.client import Client, Erased, Props, Saved, Slot, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import (
+    DoesNotFit,
     FlagsRefused,
     LlamaLaunchError,
     ModelError,
     ProfileError,
+    RunError,
     ServerError,
     ServerRefused,
     ServerStartError,
@@ -23,6 +25,7 @@ from llama_launch.server import Backend, RunningServer, find_llama_server, plann
 __all__ = [
     "Backend",
     "Client",
+    "DoesNotFit",
     "Erased",
     "FlagsRefused",
     "Footgun",
@@ -32,6 +35,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "Props",
+    "RunError",
     "RunningServer",
     "Saved",
     "ServerError",

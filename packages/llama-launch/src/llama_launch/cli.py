@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from vram_report import visible
 
-from llama_launch import profile_cli, serve_cli, slots_cli
+from llama_launch import profile_cli, runs_cli, serve_cli, slots_cli
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import LlamaLaunchError
 
@@ -26,6 +26,8 @@ _EXAMPLES = """\
 examples:
   llama-launch serve                                   the small default model, on any machine
   llama-launch serve gpt-oss-20b --set model=~/models/gpt-oss-20b-mxfp4.gguf
+  llama-launch serve gpt-oss-20b --detach              go on without this terminal
+  llama-launch status                                  what runs, where, and how it is
   llama-launch slots --url http://127.0.0.1:8080
   llama-launch slots erase all                         empty the KV cache of every slot
   llama-launch profile show gpt-oss-20b --explain      what is set, by which flag, and why
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve_cli.add(commands)
+    runs_cli.add(commands)
     slots_cli.add(commands)
     profile_cli.add(commands)
     _add_model(commands)

@@ -46,12 +46,15 @@ class Props:
         n_slots: Number of slots.
         n_ctx_slot: Tokens that one slot may hold.
         model_path: The model file.
+        is_sleeping: Whether it has unloaded the model until the next request (--sleep-idle-seconds); None where the
+            server does not say.
         raw: The server's whole answer.
     """
 
     n_slots: int | None
     n_ctx_slot: int | None
     model_path: str | None
+    is_sleeping: bool | None
     raw: dict[str, Any]
 
 
@@ -132,9 +135,13 @@ class Client:
         raw = self._mapping("GET", "/props")
         settings = raw.get("default_generation_settings")
         n_ctx = self._whole_or_none("/props", settings, "n_ctx") if isinstance(settings, dict) else None
-        path = raw.get("model_path")
+        path, is_sleeping = raw.get("model_path"), raw.get("is_sleeping")
         return Props(
-            self._whole_or_none("/props", raw, "total_slots"), n_ctx, path if isinstance(path, str) else None, raw
+            self._whole_or_none("/props", raw, "total_slots"),
+            n_ctx,
+            path if isinstance(path, str) else None,
+            is_sleeping if isinstance(is_sleeping, bool) else None,
+            raw,
         )
 
     def slots(self) -> tuple[Slot, ...]:

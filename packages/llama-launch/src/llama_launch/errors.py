@@ -4,6 +4,8 @@ LlamaLaunchError
 ├── ProfileError         a profile is missing or wrong: file, line where known
 ├── FlagsRefused         the installed server does not take these flags
 ├── ModelError           the model file is missing, or the default model could not be fetched
+├── DoesNotFit           the GPUs lack the memory: how much is missing, and what would fit
+├── RunError             there is no such run, or it cannot be asked this
 ├── ServerStartError     the server did not become ready; names the cause and the log
 └── ServerError
 ├── ServerUnreachable    nothing answers at the address
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from llama_launch.failure import ServerFailure
 
 __all__ = [
+    "DoesNotFit",
     "FlagsRefused",
     "LlamaLaunchError",
     "ModelError",
     "ProfileError",
+    "RunError",
     "ServerError",
     "ServerRefused",
     "ServerStartError",
@@ -35,7 +39,8 @@ class LlamaLaunchError(Exception):
 
     Attributes:
         hint: What to do about it, or an empty string.
-        exit_code: The command's exit status: 2 for bad input, 3 when the environment is at fault.
+        exit_code: The command's exit status: 2 for bad input, 3 when the environment is at fault,
+            1 when the answer is no.
     """
 
     exit_code = 3
@@ -67,6 +72,16 @@ class FlagsRefused(LlamaLaunchError):
 
 class ModelError(LlamaLaunchError):
     """A model file that is not there, or cannot be fetched."""
+
+
+class DoesNotFit(LlamaLaunchError):
+    """A start that needs more memory than the GPUs have free."""
+
+    exit_code = 1
+
+
+class RunError(LlamaLaunchError):
+    """A run that does not exist, or that cannot be asked this in its state."""
 
 
 class ServerStartError(LlamaLaunchError):

@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_port",
     "footguns",
     "free_port",
+    "is_free",
     "private_folder",
     "read_model",
     "writable_folder",
@@ -32,6 +34,7 @@ __all__ = [
 _INCOMPLETE = ("data-short", "part-missing")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PLAIN_TYPES = ("f32", "f16", "bf16")
+_GPU_PAIRS = {(kind, kind) for kind in (*_PLAIN_TYPES, "q8_0", "q4_0")}
 
 
 @dataclass(frozen=True)
@@ -53,71 +56,136 @@ class ModelFile:
 
     Attributes:
         path: Where it is.
-        n_ctx_train: The context that the model was trained for, None where the file does not say.
+        summary: What its header says.
     """
 
     path: Path
+    summary: gguf_info.Summary
+
+
+@dataclass(frozen=True)
+class _Situation:
+    """What the rules of footguns look at."""
+
+    profile: Profile
     n_ctx_train: int | None
+    n_predicting_layers: int
+    is_embedded: bool
 
 
-def footguns(profile: Profile, *, n_ctx_train: int | None = None, n_agents: int | None = None) -> list[Footgun]:
+def footguns(profile: Profile, *, model: gguf_info.Summary | None = None, is_embedded: bool = False) -> list[Footgun]:
     """The surprises in a profile.
 
     Args:
         profile: What will run.
-        n_ctx_train: Context that the model was trained for, where known.
-        n_agents: How many agents will work at once, where known.
+        model: The model, where it is known.
+        is_embedded: Whether the embedded server will run it.
     """
-    found = [
-        Footgun(
-            "divided-kv",
-            f"the KV cache is divided: no slot can use more than {profile.n_ctx_slot} of {profile.n_ctx} tokens, "
-            "whatever the others need; kv_unified = true shares them",
-        )
-        if not profile.kv_unified and profile.n_slots > 1
-        else None,
-        Footgun(
-            "context-over-training",
-            f"a slot has {profile.n_ctx_slot} tokens, but the model was trained for {n_ctx_train}: the server cuts it "
-            "to that; set n_ctx_slot to no more",
-        )
-        if n_ctx_train is not None and profile.n_ctx_slot > n_ctx_train
-        else None,
-        Footgun(
-            "quantized-v-without-flash-attention",
-            f'cache_type_v = "{profile.cache_type_v}" needs flash attention: the server will refuse to start; '
-            'set flash_attn = "on"',
-        )
-        if profile.cache_type_v not in _PLAIN_TYPES and profile.flash_attn == "off"
-        else None,
-        Footgun(
-            "mixed-cache-types",
-            f"keys are {profile.cache_type_k} and values {profile.cache_type_v}: most GPU builds have no kernel for "
-            "mixed types, and attention then runs on the CPU",
-        )
-        if profile.cache_type_k != profile.cache_type_v
-        else None,
-        Footgun(
-            "prompt-cache-brings-back",
-            "cache_ram_mib is not 0: the server keeps prompts in host RAM, so an erased slot may be filled again "
-            "from there",
-        )
-        if profile.slot_save and profile.cache_ram_mib != 0
-        else None,
-        Footgun(
-            "fewer-slots-than-agents",
-            f"{n_agents} agents share {profile.n_slots} slots: they push each other's prompts out of the cache",
-        )
-        if n_agents is not None and profile.n_slots < n_agents
-        else None,
-        Footgun(
-            "open-without-key",
-            f"{profile.host} can be reached from other machines, and no API key is asked for; set api_key_file",
-        )
-        if profile.host not in _LOOPBACK and not profile.api_key_file
-        else None,
-    ]
-    return [footgun for footgun in found if footgun is not None]
+    architecture = model.architecture if model is not None else None
+    situation = _Situation(
+        profile,
+        architecture.context_length if architecture is not None else None,
+        _predicting_layers(model),
+        is_embedded,
+    )
+    return [Footgun(code, message) for code, rule in _FOOTGUNS.items() if (message := rule(situation))]
+
+
+def _predicting_layers(model: gguf_info.Summary | None) -> int:
+    """Layers that predict further tokens (MTP): the header's `nextn_predict_layers`."""
+    values = model.metadata if model is not None else {}
+    found = next((value for key, value in values.items() if key.endswith(".nextn_predict_layers")), 0)
+    return found if isinstance(found, int) else 0
+
+
+def _divided(it: _Situation) -> str:
+    profile = it.profile
+    if profile.kv_unified or profile.n_slots == 1:
+        return ""
+    return (
+        f"the KV cache is divided: no slot can use more than {profile.n_ctx_slot} of {profile.n_ctx} tokens, "
+        "whatever the others need; kv_unified = true shares them"
+    )
+
+
+def _over_training(it: _Situation) -> str:
+    if it.n_ctx_train is None or it.profile.n_ctx_slot <= it.n_ctx_train:
+        return ""
+    return (
+        f"a slot has {it.profile.n_ctx_slot} tokens, but the model was trained for {it.n_ctx_train}: the server cuts "
+        "it to that; set n_ctx_slot to no more"
+    )
+
+
+def _quantized_v(it: _Situation) -> str:
+    if it.profile.cache_type_v in _PLAIN_TYPES or it.profile.flash_attn != "off":
+        return ""
+    return (
+        f'cache_type_v = "{it.profile.cache_type_v}" needs flash attention: the server will refuse to start; set '
+        'flash_attn = "on"'
+    )
+
+
+def _cache_types(it: _Situation) -> str:
+    """llama.cpp#28456: CUDA builds have kernels for these pairs alone, unless built with GGML_CUDA_FA_ALL_QUANTS."""
+    pair = (it.profile.cache_type_k, it.profile.cache_type_v)
+    if pair in _GPU_PAIRS:
+        return ""
+    return (
+        f"keys are {pair[0]} and values {pair[1]}: most GPU builds have no kernel for that, and attention then runs "
+        "on the CPU; use f16, q8_0 or q4_0 for both"
+    )
+
+
+def _prompt_cache(it: _Situation) -> str:
+    if not it.profile.slot_save or it.profile.cache_ram_mib == 0:
+        return ""
+    return (
+        "cache_ram_mib is not 0: the server keeps prompts in host RAM, so an erased slot may be filled again from there"
+    )
+
+
+def _few_slots(it: _Situation) -> str:
+    if it.profile.n_agents <= it.profile.n_slots:
+        return ""
+    return (
+        f"{it.profile.n_agents} agents share {it.profile.n_slots} slots: they push each other's prompts out of the "
+        "cache; set n_slots to no fewer"
+    )
+
+
+def _open_without_key(it: _Situation) -> str:
+    if it.profile.host in _LOOPBACK or it.profile.api_key_file:
+        return ""
+    return f"{it.profile.host} can be reached from other machines, and no API key is asked for; set api_key_file"
+
+
+def _predicting(it: _Situation) -> str:
+    if not it.n_predicting_layers or not any("draft-mtp" in word for word in it.profile.extra_flags):
+        return ""
+    return (
+        f"the model has {it.n_predicting_layers} layers that predict further tokens (MTP): this start runs them, with "
+        "a cache and a compute buffer of their own, which builds that do not know --spec-type draft-mtp never took"
+    )
+
+
+def _no_gpu(it: _Situation) -> str:
+    if not it.is_embedded or not (it.profile.n_gpu_layers or it.profile.gpus):
+        return ""
+    return "the embedded server runs on the CPU: n_gpu_layers and gpus have no effect; install llama.cpp for the GPU"
+
+
+_FOOTGUNS: dict[str, Callable[[_Situation], str]] = {
+    "divided-kv": _divided,
+    "context-over-training": _over_training,
+    "quantized-v-without-flash-attention": _quantized_v,
+    "cache-types-on-cpu": _cache_types,
+    "prompt-cache-brings-back": _prompt_cache,
+    "fewer-slots-than-agents": _few_slots,
+    "open-without-key": _open_without_key,
+    "mtp-layers": _predicting,
+    "gpu-without-effect": _no_gpu,
+}
 
 
 def read_model(model: Path, source: str = "") -> ModelFile:
@@ -145,8 +213,7 @@ def read_model(model: Path, source: str = "") -> ModelFile:
     missing = [fault for fault in faults if fault.code in _INCOMPLETE]
     if missing:
         raise ModelError(f"model {missing[0].path} is not whole: {missing[0].message}", hint="download it again")
-    architecture = summary.architecture
-    return ModelFile(model.absolute(), None if architecture is None else architecture.context_length)
+    return ModelFile(model.absolute(), summary)
 
 
 def check_port(host: str, port: int) -> None:
@@ -163,6 +230,15 @@ def check_port(host: str, port: int) -> None:
             f"port {port} of {host} is in use" if taken else f"cannot listen on {host} port {port}: {error.strerror}",
             hint="stop the other program, or choose a free port: --port 0" if taken else "set host to 127.0.0.1",
         ) from error
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether the address can be listened on now."""
+    try:
+        check_port(host, port)
+    except ServerStartError:
+        return False
+    return True
 
 
 def free_port(host: str) -> int:

@@ -38,6 +38,7 @@ __all__ = [
     "load_profile",
     "profile_files",
     "profile_names",
+    "profile_of",
     "read_profile",
     "user_folder",
 ]
@@ -210,6 +211,15 @@ def read_profile(name_or_path: str, overrides: Mapping[str, object] | None = Non
     if "model" not in values:
         raise ProfileError(f"{files[-1].place}: 'model' is missing", hint='name a GGUF file: model = "PATH"')
     return LoadedProfile(Profile(**values), origins, tuple(files))
+
+
+def profile_of(values: Mapping[str, object]) -> Profile:
+    """The profile with these values, such as a record holds them.
+
+    Raises:
+        ProfileError: A key or value is wrong.
+    """
+    return Profile(**{key: _checked("record", key, value) for key, value in values.items() if value is not None})
 
 
 def _with_bases(name_or_path: str, below: tuple[str, ...]) -> tuple[str, list[ProfileFile]]:

@@ -1,26 +1,28 @@
-"""`llama-launch serve`: a server in the foreground, which never outlives the command."""
+"""`llama-launch serve`: a server in the foreground, or one that goes on under a supervisor."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
-import time
 from pathlib import Path
 
-from llama_launch.errors import ProfileError, ServerStartError
-from llama_launch.preflight import footguns, private_folder
-from llama_launch.profile import DEFAULT_PROFILE, LoadedProfile, Profile, read_profile
-from llama_launch.server import planned_argv, start_server
+from llama_launch.detached import start_detached
+from llama_launch.errors import ProfileError
+from llama_launch.preflight import footguns
+from llama_launch.profile import DEFAULT_PROFILE, LoadedProfile, read_profile
+from llama_launch.server import planned_argv
+from llama_launch.serving import ServeRequest, new_run_dir, serve_run
+from llama_launch.state import RunRecord
 
-__all__ = ["add", "loaded_profile", "serve"]
+__all__ = ["add", "add_overrides", "loaded_profile", "print_started", "say", "serve"]
 
 _EXAMPLES = """\
 examples:
   llama-launch serve                                   the small default model, on any machine
   llama-launch serve gpt-oss-20b --set model=~/models/gpt-oss-20b-mxfp4.gguf --port 8080
   llama-launch serve gpt-oss-20b --set n_slots=2 --set n_ctx_slot=65536 --dry-run
+  llama-launch serve gpt-oss-20b --detach --on-oom shrink
   llama-launch serve ./fast.toml -- --no-warmup        flags after -- go to the server as they are
 """
 
@@ -30,9 +32,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "serve",
         usage="llama-launch serve [PROFILE] [--set KEY=VALUE] [--port N] [--backend KIND] [--run-dir DIR] "
-        "[--dry-run] [-- FLAGS]",
-        help="run a server in the foreground",
-        description="Run a server in the foreground until Ctrl-C. It never outlives this command.",
+        "[--detach] [--name NAME] [--restart WHEN] [--on-oom WHAT] [--force] [--dry-run] [-- FLAGS]",
+        help="run a server, in the foreground or detached",
+        description="Run a server in the foreground until Ctrl-C; it never outlives this command. With --detach it "
+        "goes on under a supervisor, and never outlives that.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,6 +52,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--run-dir", type=Path, help="folder for the log and saved slots; one below the root if not given"
     )
+    command.add_argument(
+        "--name", default="", help="what `status`, `logs` and `stop` call it; the profile's by default"
+    )
+    command.add_argument("--detach", action="store_true", help="return when it is ready, and let it go on")
+    command.add_argument(
+        "--restart",
+        choices=("on-failure", "never"),
+        help="start it again after a crash, later each time, up to five times in a row; on-failure with --detach",
+    )
+    command.add_argument(
+        "--on-oom",
+        choices=("stop", "shrink"),
+        default="stop",
+        help="when memory runs out, say which context would fit (stop), or start with that one (shrink)",
+    )
+    command.add_argument("--force", action="store_true", help="start it although the GPUs lack the memory")
     command.add_argument("--dry-run", action="store_true", help="print the command line and start nothing")
     command.set_defaults(command=serve)
 
@@ -94,26 +113,33 @@ def serve(options: argparse.Namespace) -> int:
             print(f"warning: {footgun.message} [{footgun.code}]", file=sys.stderr, flush=True)
         print(shlex.join(planned_argv(profile, options.backend)))
         return 0
-    run_dir = options.run_dir or _new_run_dir(profile)
-    with start_server(profile, run_dir=run_dir, backend=options.backend, progress=_say) as server:
-        _say(f"{server.url}  {profile.n_slots} slots, {_context(profile)}")
-        _say(f"log {server.log_path}; Ctrl-C stops the server")
-        status = server.wait()
-    raise ServerStartError(
-        f"the server ended by itself with status {status}", log_path=server.log_path, hint=f"read {server.log_path}"
+    request = ServeRequest(
+        profile,
+        options.run_dir or new_run_dir(profile),
+        backend=options.backend,
+        name=options.name,
+        force=options.force,
+        restarts=options.restart == "on-failure" or (options.restart is None and options.detach),
+        on_oom=options.on_oom,
     )
+    if options.detach:
+        print_started(start_detached(request, say))
+        return 0
+    serve_run(
+        request,
+        say,
+        is_detached=False,
+        on_ready=lambda record: say(f"log {record.log_path}; Ctrl-C stops the server"),
+    )
+    return 0
 
 
-def _new_run_dir(profile: Profile) -> Path:
-    """A folder of this run alone, below the root that only its owner can look into."""
-    root = private_folder(Path(profile.root).expanduser())
-    return root / f"{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+def print_started(record: RunRecord) -> None:
+    """Say how a run that goes on by itself is looked at and ended."""
+    say(f"log {record.log_path}")
+    say(f"it goes on as {record.name!r}: llama-launch status, logs -f {record.name}, stop {record.name}")
 
 
-def _context(profile: Profile) -> str:
-    kind = "in one pool" if profile.kv_unified else "divided"
-    return f"{profile.n_slots} x {profile.n_ctx_slot} = {profile.n_ctx} tokens of context {kind}"
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line at once."""
     print(text, flush=True)

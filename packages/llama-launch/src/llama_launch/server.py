@@ -22,8 +22,9 @@ from vram_report import visible
 from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.embedded import embedded_argv, embedded_version
-from llama_launch.errors import FlagsRefused, ServerStartError, ServerUnreachable
+from llama_launch.errors import DoesNotFit, FlagsRefused, ServerStartError, ServerUnreachable
 from llama_launch.failure import failure_in
+from llama_launch.fit import fit_of, free_gpu_mib, visible_gpus
 from llama_launch.flags import check_flags, owned_flags, read_help, server_argv
 from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
@@ -73,6 +74,7 @@ class RunningServer:
         profile: How it was started.
         model_path: The model file.
         client: Typed calls to it.
+        argv: Its command line.
     """
 
     url: str
@@ -83,6 +85,7 @@ class RunningServer:
     profile: Profile
     model_path: Path
     client: Client
+    argv: tuple[str, ...]
     _process: ServerProcess = field(repr=False)
 
     def __enter__(self) -> RunningServer:
@@ -136,6 +139,7 @@ def start_server(
     backend: Backend = "auto",
     progress: Callable[[str], None] | None = None,
     timeout_s: float = 600.0,
+    force: bool = False,
 ) -> RunningServer:
     """Start a server and wait until it is ready.
 
@@ -145,16 +149,18 @@ def start_server(
         backend: `external` (llama-server on PATH), `embedded` (the xllamacpp wheel), or `auto`: the first there is.
         progress: Receives a line every few seconds.
         timeout_s: How long it may take to become ready.
+        force: Start it although the GPUs lack the memory that it is predicted to take.
 
     Raises:
         ModelError: There is no model file.
+        DoesNotFit: The GPUs lack the memory, and `force` is not given.
         FlagsRefused: The installed server does not take a flag of the profile.
         ServerStartError: No server is installed, or it did not become ready; names the cause and the log.
     """
     say = progress or (lambda line: None)
     choice = _choose(backend, say)
     model = _model(profile, say)
-    for footgun in footguns(profile, n_ctx_train=model.n_ctx_train):
+    for footgun in footguns(profile, model=model.summary, is_embedded=choice.executable is None):
         say(f"warning: {footgun.message} [{footgun.code}]")
     writable_folder(run_dir)
     if profile.port:
@@ -162,7 +168,7 @@ def start_server(
     for attempt in range(1 if profile.port else _PORT_ATTEMPTS):
         port = profile.port or free_port(profile.host)
         try:
-            return _start(choice, profile, model.path, port, run_dir, say, timeout_s)
+            return _start(choice, profile, model, port, run_dir, say, timeout_s, force)
         except _PortTaken as taken:
             error = taken
             say(f"port {port} was taken by another program meanwhile (attempt {attempt + 1})")
@@ -187,19 +193,22 @@ def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
 def _start(
     choice: _Choice,
     profile: Profile,
-    model: Path,
+    model: ModelFile,
     port: int,
     run_dir: Path,
     say: Callable[[str], None],
     timeout_s: float,
+    force: bool,
 ) -> RunningServer:
     slot_save_path = writable_folder(run_dir / "slots") if profile.slot_save else None
-    argv = _command(choice, profile, model, port, slot_save_path)
+    argv = _command(choice, profile, model.path, port, slot_save_path)
     _check_flags(choice, profile, argv)
+    if choice.executable is not None:
+        _check_fit(choice, profile, model, argv, say, force)
     client = Client(f"http://{_in_url(profile.host)}:{port}", api_key=_api_key(profile))
     log_path = run_dir / "server.log"
     version = choice.version or "of unknown version"
-    say(f"starting {choice.kind} server {version} with {model.name}, {profile.n_slots} slots, log {log_path}")
+    say(f"starting {choice.kind} server {version} with {model.path.name}, {profile.n_slots} slots, log {log_path}")
     process = ServerProcess(
         argv,
         log_path=log_path,
@@ -210,7 +219,16 @@ def _start(
         environment={**os.environ, "CUDA_VISIBLE_DEVICES": profile.gpus} if profile.gpus else None,
     )
     server = RunningServer(
-        client.base_url, process.pid, log_path, choice.kind, choice.version, profile, model, client, process
+        client.base_url,
+        process.pid,
+        log_path,
+        choice.kind,
+        choice.version,
+        profile,
+        model.path,
+        client,
+        tuple(argv),
+        process,
     )
     try:
         _wait_until_ready(server, process, say, timeout_s)
@@ -236,6 +254,33 @@ def _check_flags(choice: _Choice, profile: Profile, argv: list[str]) -> None:
             flags=tuple(problem.flag for problem in problems),
             hint="; ".join(problem.hint for problem in problems),
         )
+
+
+def _check_fit(
+    choice: _Choice, profile: Profile, model: ModelFile, argv: list[str], say: Callable[[str], None], force: bool
+) -> None:
+    """Hold gguf-info's prediction against the free memory of the GPUs that the server will see."""
+    free_mib = free_gpu_mib(visible_gpus(profile))
+    if not free_mib:
+        return
+    fit = fit_of(profile, model.summary, argv[1:], free_mib, _build_number(choice.version))
+    for line in fit.lines:
+        say(line)
+    if fit.fits is not False:
+        return
+    remedies = ", or ".join(fit.remedies)
+    if not force:
+        raise DoesNotFit(
+            "the GPUs lack the memory: " + "; ".join(fit.lines),
+            hint=f"{remedies}; --force starts it all the same" if remedies else "--force starts it all the same",
+        )
+    say(f"warning: it is predicted not to fit; {remedies} would [does-not-fit]")
+
+
+def _build_number(version: str | None) -> int | None:
+    """llama.cpp's build in what `--version` says, such as `10068 (571d0d5)`."""
+    match = re.match(r"b?(\d+)\b(?!\.)", version or "")
+    return int(match.group(1)) if match and int(match.group(1)) > 0 else None
 
 
 def _model(profile: Profile, say: Callable[[str], None]) -> ModelFile:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vram_report.capacity import largest_context_that_fitted
     from vram_report.comparison import Comparison, compare, comparison_document
     from vram_report.document import (
         Buffer,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from vram_report.errors import (
         CommandNotStarted,
+        GPUNotWatched,
         LogNotFound,
         LogNotRecognized,
         ModelNotRead,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         VRAMReportError,
     )
     from vram_report.formats import render_csv, render_html, render_markdown
+    from vram_report.gpu_watch import GPUProbe, GPUReading, open_nvml
     from vram_report.prediction import read_model, with_model
     from vram_report.reader import read_log, read_stream
     from vram_report.render import SECTIONS, Page, Table, render_tables, report_page, visible
@@ -56,6 +59,9 @@ __all__ = [
     "Failure",
     "Finding",
     "FullReprocessing",
+    "GPUNotWatched",
+    "GPUProbe",
+    "GPUReading",
     "KVCache",
     "KVPart",
     "LogNotFound",
@@ -74,6 +80,8 @@ __all__ = [
     "VRAMReportError",
     "compare",
     "comparison_document",
+    "largest_context_that_fitted",
+    "open_nvml",
     "parse",
     "read_log",
     "read_model",
@@ -89,6 +97,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(("largest_context_that_fitted",), "capacity"),
     **dict.fromkeys(("Comparison", "compare", "comparison_document"), "comparison"),
     **dict.fromkeys(
         (
@@ -99,12 +108,20 @@ _HOMES = {
     ),
     **dict.fromkeys(
         (
-            *("CommandNotStarted", "LogNotFound", "LogNotRecognized", "ModelNotRead", "SelectionNotFound"),
+            *(
+                "CommandNotStarted",
+                "GPUNotWatched",
+                "LogNotFound",
+                "LogNotRecognized",
+                "ModelNotRead",
+                "SelectionNotFound",
+            ),
             "VRAMReportError",
         ),
         "errors",
     ),
     **dict.fromkeys(("render_csv", "render_html", "render_markdown"), "formats"),
+    **dict.fromkeys(("GPUProbe", "GPUReading", "open_nvml"), "gpu_watch"),
     **dict.fromkeys(("read_model", "with_model"), "prediction"),
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
     **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page", "visible"), "render"),
