@@ -81,8 +81,10 @@ def embedded_argv(profile: Profile, *, model: Path, port: int, slot_save_path: P
     """The command line of the embedded server for `profile`.
 
     Raises:
-        FlagsRefused: One of the profile's extra flags has no counterpart there.
+        FlagsRefused: One of the profile's values or extra flags has no counterpart there.
     """
+    if profile.rpc:
+        raise FlagsRefused("the embedded server has no --rpc", flags=("--rpc",), hint="install llama.cpp")
     settings = {
         "model": str(model),
         "host": profile.host,

@@ -35,6 +35,7 @@ __all__ = [
     "LoadedProfile",
     "Profile",
     "ProfileFile",
+    "closest",
     "load_profile",
     "profile_files",
     "profile_names",
@@ -258,7 +259,7 @@ def _files(name_or_path: str) -> tuple[str, list[ProfileFile]]:
     files = profile_files(name_or_path)
     if not files:
         raise ProfileError(
-            f"no profile is called {name_or_path!r}", hint=_closest(name_or_path, profile_names(), "profiles: ")
+            f"no profile is called {name_or_path!r}", hint=closest(name_or_path, profile_names(), "profiles: ")
         )
     return name_or_path, files
 
@@ -319,7 +320,7 @@ _CHOICES = {"cache_type_k": _CACHE_TYPES, "cache_type_v": _CACHE_TYPES, "flash_a
 def _checked(place: str, key: str, value: object) -> Any:
     """`value` as the type of the field `key`."""
     if key not in _TYPES:
-        raise ProfileError(f"{place}: unknown key {key!r}", hint=_closest(key, _TYPES, "known keys: "))
+        raise ProfileError(f"{place}: unknown key {key!r}", hint=closest(key, _TYPES, "known keys: "))
     try:
         converted = _CONVERSIONS[_plain_type(_TYPES[key])](value)
     except (TypeError, ValueError) as error:
@@ -329,12 +330,13 @@ def _checked(place: str, key: str, value: object) -> Any:
         raise ProfileError(f"{place}: {key}: {converted} is not between {low} and {high}")
     if key in _CHOICES and converted not in _CHOICES[key]:
         raise ProfileError(
-            f"{place}: {key}: unknown value {converted!r}", hint=_closest(str(converted), _CHOICES[key], "one of ")
+            f"{place}: {key}: unknown value {converted!r}", hint=closest(str(converted), _CHOICES[key], "one of ")
         )
     return converted
 
 
-def _closest(word: str, known: typing.Iterable[str], label: str) -> str:
+def closest(word: str, known: typing.Iterable[str], label: str) -> str:
+    """A hint for a word that is not known: the closest of those that are, else all of them behind the label."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else label + ", ".join(known)

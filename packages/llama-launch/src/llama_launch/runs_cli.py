@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from llama_launch.serving import ServeRequest
 from llama_launch.state import RunRecord, chosen_run, end_watcher, find_runs
 from llama_launch.tables import boxed
 
-__all__ = ["add"]
+__all__ = ["add", "status_table"]
 
 _EXAMPLES = {
     "status": "  llama-launch status\n  llama-launch status --all --format json      ended runs too",
@@ -71,16 +71,19 @@ def _command(
 
 def _status(options: argparse.Namespace) -> int:
     records = [record for record in find_runs() if options.all or record.is_alive or record.state != "stopped"]
-    found = [_condition(record) for record in records]
     if options.format == "json":
-        documents = [{**dataclasses.asdict(record), **how} for record, how in zip(records, found, strict=True)]
+        documents = [{**dataclasses.asdict(record), **_condition(record)} for record in records]
         print(json.dumps({"schema_version": 1, "runs": documents}, indent=2))
     elif records:
-        rows = [_row(record, how) for record, how in zip(records, found, strict=True)]
-        print(boxed(_COLUMNS, rows, max_width=50))
+        print(status_table(records))
     else:
         print("no server runs that llama-launch started; `llama-launch serve --detach` starts one")
     return 0
+
+
+def status_table(records: Sequence[RunRecord]) -> str:
+    """What runs where, and how it is now."""
+    return boxed(_COLUMNS, [_row(record, _condition(record)) for record in records], max_width=50)
 
 
 _COLUMNS = ("run", "state", "address", "slots busy", "context", "since", "pid", "model", "message")

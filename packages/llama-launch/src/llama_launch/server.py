@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,7 @@ from llama_launch.flags import check_flags, owned_flags, read_help, server_argv
 from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
 from llama_launch.server_process import ServerProcess
+from llama_launch.workers import Workers, planned_endpoints, start_workers
 
 __all__ = ["Backend", "RunningServer", "find_llama_server", "planned_argv", "start_server"]
 
@@ -87,6 +88,7 @@ class RunningServer:
     client: Client
     argv: tuple[str, ...]
     _process: ServerProcess = field(repr=False)
+    _workers: Workers = field(repr=False)
 
     def __enter__(self) -> RunningServer:
         return self
@@ -117,6 +119,7 @@ class RunningServer:
     def stop(self) -> None:
         """End the server and all its processes: SIGTERM, then SIGKILL after a grace period. Safe to call twice."""
         self._process.release()
+        self._workers.stop()
 
 
 def find_llama_server() -> Path | None:
@@ -185,7 +188,8 @@ def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
     choice = _choose(backend, lambda line: None)
     name = "DEFAULT-MODEL.gguf" if profile.model == DEFAULT_MODEL else profile.model
     slots = Path(profile.root) / "RUN" / "slots" if profile.slot_save else None
-    argv = _command(choice, profile, Path(name).expanduser(), profile.port or 8080, slots)
+    planned = replace(profile, rpc=planned_endpoints(profile.rpc))
+    argv = _command(choice, planned, Path(name).expanduser(), profile.port or 8080, slots)
     _check_flags(choice, profile, argv)
     return argv
 
@@ -201,23 +205,30 @@ def _start(
     force: bool,
 ) -> RunningServer:
     slot_save_path = writable_folder(run_dir / "slots") if profile.slot_save else None
-    argv = _command(choice, profile, model.path, port, slot_save_path)
+    planned = replace(profile, rpc=planned_endpoints(profile.rpc))
+    argv = _command(choice, planned, model.path, port, slot_save_path)
     _check_flags(choice, profile, argv)
     if choice.executable is not None:
         _check_fit(choice, profile, model, argv, say, force)
+    workers = start_workers(profile.rpc, run_dir, say)
+    argv = _command(choice, replace(profile, rpc=workers.endpoints), model.path, port, slot_save_path)
     client = Client(f"http://{_in_url(profile.host)}:{port}", api_key=_api_key(profile))
     log_path = run_dir / "server.log"
     version = choice.version or "of unknown version"
     say(f"starting {choice.kind} server {version} with {model.path.name}, {profile.n_slots} slots, log {log_path}")
-    process = ServerProcess(
-        argv,
-        log_path=log_path,
-        header=f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n",
-        ready=_READY,
-        log_max_mib=profile.log_max_mib,
-        log_keep=profile.log_keep,
-        environment={**os.environ, "CUDA_VISIBLE_DEVICES": profile.gpus} if profile.gpus else None,
-    )
+    try:
+        process = ServerProcess(
+            argv,
+            log_path=log_path,
+            header=f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n",
+            ready=_READY,
+            log_max_mib=profile.log_max_mib,
+            log_keep=profile.log_keep,
+            environment={**os.environ, "CUDA_VISIBLE_DEVICES": profile.gpus} if profile.gpus else None,
+        )
+    except BaseException:
+        workers.stop()
+        raise
     server = RunningServer(
         client.base_url,
         process.pid,
@@ -229,6 +240,7 @@ def _start(
         client,
         tuple(argv),
         process,
+        workers,
     )
     try:
         _wait_until_ready(server, process, say, timeout_s)
@@ -261,7 +273,7 @@ def _check_fit(
 ) -> None:
     """Hold gguf-info's prediction against the free memory of the GPUs that the server will see."""
     free_mib = free_gpu_mib(visible_gpus(profile))
-    if not free_mib:
+    if not free_mib or profile.rpc:  # what workers have free, nobody here knows
         return
     fit = fit_of(profile, model.summary, argv[1:], free_mib, _build_number(choice.version))
     for line in fit.lines:
