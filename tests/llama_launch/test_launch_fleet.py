@@ -78,7 +78,7 @@ def test_a_dry_run_prints_each_command_line(fleet: Path, capsys: Capture) -> Non
         ("", "no servers in it", "begin with"),
         ("servers = 3", "no servers in it", "begin with"),
         ("[servers", "not TOML", ""),
-        ("\n[servers.a]\nn_slot = 3\n", r":2: servers\.a: --set: unknown key 'n_slot'", "did you mean 'n_slots'?"),
+        ("\n[servers.a]\nn_slot = 3\n", r":2: servers\.a: unknown key 'n_slot'", "did you mean 'n_slots'?"),
         (
             '[servers.a]\nbackend = "embeded"\n',
             "servers.a: backend: unknown value 'embeded'",

@@ -80,9 +80,11 @@ def _server(path: Path, text: str, name: str, table: dict[str, Any]) -> FleetSer
     if profile.endswith(".toml"):
         profile = str(path.parent / Path(profile).expanduser())
     try:
-        return FleetServer(name, load_profile(profile, table), words["backend"], words["on_oom"])
+        loaded = load_profile(profile, table, place=place)
     except ProfileError as error:
-        raise ProfileError(f"{place}: {error}", hint=error.hint) from error
+        message = str(error) if str(error).startswith(place) else f"{place}: {error}"
+        raise ProfileError(message, hint=error.hint) from error
+    return FleetServer(name, loaded, words["backend"], words["on_oom"])
 
 
 def _word(place: str, key: str, value: object) -> Any:

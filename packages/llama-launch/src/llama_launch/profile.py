@@ -179,20 +179,23 @@ def profile_files(name: str) -> list[ProfileFile]:
     return found
 
 
-def load_profile(name_or_path: str, overrides: Mapping[str, object] | None = None) -> Profile:
+def load_profile(name_or_path: str, overrides: Mapping[str, object] | None = None, *, place: str = "--set") -> Profile:
     """The profile of that name, or the one in a TOML file (anything with a `/` or ending in `.toml`).
 
     Args:
         name_or_path: Name or path.
         overrides: Values that replace the files'; text is read as the field's type.
+        place: Where the overrides come from, for messages.
 
     Raises:
         ProfileError: There is no such profile, or a key or value is wrong; names the file and line.
     """
-    return read_profile(name_or_path, overrides).profile
+    return read_profile(name_or_path, overrides, place=place).profile
 
 
-def read_profile(name_or_path: str, overrides: Mapping[str, object] | None = None) -> LoadedProfile:
+def read_profile(
+    name_or_path: str, overrides: Mapping[str, object] | None = None, *, place: str = "--set"
+) -> LoadedProfile:
     """`load_profile`, with the origin of every value.
 
     Raises:
@@ -204,10 +207,10 @@ def read_profile(name_or_path: str, overrides: Mapping[str, object] | None = Non
     for file in files:
         for key, value in _parsed(file).items():
             if key != "extends":
-                place = f"{file.place}:{_line_of(file.text, key)}"
-                values[key], origins[key] = _absolute(file, key, _checked(place, key, value)), place
+                origins[key] = f"{file.place}:{_line_of(file.text, key)}"
+                values[key] = _absolute(file, key, _checked(origins[key], key, value))
     for key, value in (overrides or {}).items():
-        values[key], origins[key] = _checked("--set", key, value), "--set"
+        values[key], origins[key] = _checked(place, key, value), place
     values.setdefault("name", name)
     if "model" not in values:
         raise ProfileError(f"{files[-1].place}: 'model' is missing", hint='name a GGUF file: model = "PATH"')
