@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from vram_report import visible
 
-from llama_launch import fleet_cli, profile_cli, runs_cli, serve_cli, slots_cli
+from llama_launch import client_cli, fleet_cli, profile_cli, runs_cli, serve_cli, slots_cli
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import LlamaLaunchError
 
@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     runs_cli.add(commands)
     fleet_cli.add(commands)
     slots_cli.add(commands)
+    client_cli.add(commands)
     profile_cli.add(commands)
     _add_model(commands)
     return parser

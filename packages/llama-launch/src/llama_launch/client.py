@@ -1,22 +1,37 @@
 """Typed HTTP calls to a llama-server.
 
 Field names are the server's own (tools/server/README.md of llama.cpp); what an older or newer server does not send is
-None. Nothing is retried: a call tells what happened.
+None. Calls that only ask are tried again after a refused connection and while the model loads; calls that change or
+compute something never are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
 
+from llama_launch.chat import ChatAnswer, StreamedAnswer, whole_answer
 from llama_launch.errors import ProfileError, ServerRefused, ServerUnreachable
 
 __all__ = ["Client", "Erased", "Props", "Saved", "Slot", "read_api_keys"]
 
 _SHOWN_CHARS = 300
+_RETRIES = Retry(
+    total=2,
+    read=False,  # told as what it is, not as too many tries
+    other=0,
+    backoff_factor=0.2,
+    status_forcelist=(503,),
+    allowed_methods=("GET",),
+    respect_retry_after_header=False,
+    raise_on_status=False,
+)
 
 
 @dataclass(frozen=True)
@@ -110,8 +125,11 @@ class Client:
 
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 10.0) -> None:
         self.base_url = base_url.rstrip("/")
+        self.has_key = bool(api_key)
         self._timeout_s = timeout_s
         self._session = requests.Session()
+        self._session.mount(self.base_url, HTTPAdapter(max_retries=_RETRIES))
+        self._session.mount(f"{self.base_url}/health", HTTPAdapter(max_retries=0))  # loading is an answer there
         # The user's proxies and .netrc have no say in calls to a server on this machine.
         self._session.trust_env = False
         if api_key:
@@ -211,6 +229,31 @@ class Client:
             raise self._odd("/tokenize", "a list of token numbers", tokens)
         return tuple(tokens)
 
+    def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
+        """One chat completion; with `stream` in the body its pieces are put together.
+
+        Raises:
+            ServerUnreachable: Nothing answers, or the answer breaks off.
+            ServerRefused: The server answers with an error, also in the middle of a stream.
+        """
+        path = "/v1/chat/completions"
+        answer = self._checked("POST", path, dict(body), stream=bool(body.get("stream")))
+        with answer:
+            if not body.get("stream"):
+                return whole_answer(self._decoded(path, answer))
+            pieces = StreamedAnswer()
+            try:
+                for line in answer.iter_lines():
+                    pieces.take(line)
+            except ValueError as error:
+                raise self._odd(path, "a stream of JSON pieces", str(error)) from error
+            except requests.RequestException as error:
+                raise ServerUnreachable(f"{self.base_url}{path}: the answer broke off", hint="see the log") from error
+        if pieces.error:
+            text = _shortened(pieces.error)
+            raise ServerRefused(f"{self.base_url}{path}: in the middle of its answer: {text}", status=200, body=text)
+        return pieces.answer()
+
     def metrics(self) -> dict[str, float]:
         """The counters of /metrics by name; needs the server's --metrics.
 
@@ -247,15 +290,19 @@ class Client:
         return found
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        answer = self._checked(method, path, body)
+        return self._decoded(path, self._checked(method, path, body))
+
+    def _decoded(self, path: str, answer: requests.Response) -> Any:
         try:
             return answer.json()
         except ValueError as error:
             text = _shortened(answer.text)
             raise ServerRefused(f"{self.base_url}{path}: not JSON: {text}", status=200, body=text) from error
 
-    def _checked(self, method: str, path: str, body: dict[str, Any] | None = None) -> requests.Response:
-        answer = self._send(method, path, body)
+    def _checked(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False
+    ) -> requests.Response:
+        answer = self._send(method, path, body, stream=stream)
         if not answer.ok:
             raise ServerRefused(
                 f"{self.base_url}{path} answered {answer.status_code}: {_shortened(answer.text)}",
@@ -265,10 +312,12 @@ class Client:
             )
         return answer
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> requests.Response:
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False
+    ) -> requests.Response:
         url = self.base_url + path
         try:
-            return self._session.request(method, url, json=body, timeout=self._timeout_s)
+            return self._session.request(method, url, json=body, timeout=self._timeout_s, stream=stream)
         except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
             hint = "an address is such as http://127.0.0.1:8080"
             raise ServerUnreachable(f"{self.base_url!r} is no address of a server", hint=hint) from None

@@ -13,9 +13,9 @@ from typing import Any
 
 import vram_report
 
-from llama_launch.client import Client, read_api_keys
 from llama_launch.detached import start_detached
 from llama_launch.errors import LlamaLaunchError, RunError, ServerUnreachable
+from llama_launch.running_server import run_client
 from llama_launch.serve_cli import print_started, say
 from llama_launch.serving import ServeRequest
 from llama_launch.state import RunRecord, chosen_run, end_watcher, find_runs
@@ -115,7 +115,7 @@ def _condition(record: RunRecord) -> dict[str, Any]:
         return {"condition": record.state if ended else "dead", **nothing}
     if record.state != "ready":
         return {"condition": record.state, **nothing}
-    client = _client(record, timeout_s=2.0)
+    client = run_client(record, timeout_s=2.0)
     try:
         if not client.is_healthy():
             return {"condition": "loading", **nothing}
@@ -127,12 +127,6 @@ def _condition(record: RunRecord) -> dict[str, Any]:
     except LlamaLaunchError:
         return {"condition": "ready", **nothing}
     return {"condition": "ready", "n_busy": sum(slot.is_processing for slot in slots), "n_slots": len(slots)}
-
-
-def _client(record: RunRecord, timeout_s: float = 10.0) -> Client:
-    key_file = record.profile.get("api_key_file")
-    key = read_api_keys(Path(record.folder) / Path(key_file).expanduser())[0] if key_file else None
-    return Client(record.url, api_key=key, timeout_s=timeout_s)
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -225,7 +219,7 @@ def _restart(options: argparse.Namespace) -> int:
     values = {"profile": record.profile, "name": record.name, "last_port": _port_of(record.url)}
     request = ServeRequest.from_document({**record.options, **values})
     started = start_detached(request, say)
-    client = _client(started)
+    client = run_client(started)
     for id_slot, filename in saved:
         say(f"slot {id_slot}: {client.restore(id_slot, filename).n_tokens} tokens are back")
     print_started(started)
@@ -239,7 +233,7 @@ def _port_of(url: str) -> int:
 
 def _save_slots(record: RunRecord) -> list[tuple[int, str]]:
     """Save every slot that holds something."""
-    client = _client(record, timeout_s=60.0)
+    client = run_client(record, timeout_s=60.0)
     saved = []
     for slot in client.slots():
         filename = f"restart-{slot.id}.bin"

@@ -32,7 +32,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "serve",
         usage="llama-launch serve [PROFILE] [--set KEY=VALUE] [--port N] [--backend KIND] [--run-dir DIR] "
-        "[--detach] [--name NAME] [--restart WHEN] [--on-oom WHAT] [--force] [--dry-run] [-- FLAGS]",
+        "[--detach] [--name NAME] [--restart WHEN] [--on-oom WHAT] [--client-config PATH] [--force] "
+        "[--dry-run] [-- FLAGS]",
         help="run a server, in the foreground or detached",
         description="Run a server in the foreground until Ctrl-C; it never outlives this command. With --detach it "
         "goes on under a supervisor, and never outlives that.",
@@ -66,6 +67,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=("stop", "shrink"),
         default="stop",
         help="when memory runs out, say which context would fit (stop), or start with that one (shrink)",
+    )
+    command.add_argument(
+        "--client-config",
+        type=Path,
+        metavar="PATH",
+        help="OpenCode's opencode.json, whose limits follow each start (see client-config)",
     )
     command.add_argument("--force", action="store_true", help="start it although the GPUs lack the memory")
     command.add_argument("--dry-run", action="store_true", help="print the command line and start nothing")
@@ -121,6 +128,7 @@ def serve(options: argparse.Namespace) -> int:
         force=options.force,
         restarts=options.restart == "on-failure" or (options.restart is None and options.detach),
         on_oom=options.on_oom,
+        client_config=str(options.client_config.absolute()) if options.client_config else "",
     )
     if options.detach:
         print_started(start_detached(request, say))

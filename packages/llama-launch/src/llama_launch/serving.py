@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llama_launch.client_config import DEFAULT_PROVIDER, provider_block, served_model, write_config
 from llama_launch.errors import LlamaLaunchError, ServerStartError
 from llama_launch.preflight import is_free, private_folder, writable_folder
 from llama_launch.profile import Profile, profile_of
@@ -167,7 +168,21 @@ class _Told:
         kind = "in one pool" if profile.kv_unified else "divided"
         context = f"{profile.n_slots} x {profile.n_ctx_slot} = {profile.n_ctx} tokens of context {kind}"
         self._say(f"{server.url}  {profile.n_slots} slots, {context}")
+        if self._request.client_config:
+            self._tell_client(server)
         self._on_ready(self._record)
+
+    def _tell_client(self, server: RunningServer) -> None:
+        """Let OpenCode's limits follow the context; a file that cannot be written stops no server."""
+        path = Path(self._request.client_config)
+        try:
+            served = served_model(server.client, needs_key=server.client.has_key)
+            limits = served.limits()
+            write_config(path, DEFAULT_PROVIDER, provider_block(served, limits))
+        except LlamaLaunchError as error:
+            self._say(f"warning: {error} [client-config]")
+        else:
+            self._say(f"{path}: OpenCode compacts at {limits.compacts_at} of {limits.context} tokens")
 
     def waiting(self, why: str, delay_s: float) -> None:
         self._update(state="restarting", message=why[:_SHOWN_CHARS])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
 
-from llama_launch.client import Client, read_api_keys
+from llama_launch.client import Client
 from llama_launch.errors import ProfileError
+from llama_launch.running_server import add_server_arguments, chosen_client
 from llama_launch.tables import boxed
 
 __all__ = ["add"]
 
-_URL = "http://127.0.0.1:8080"
 _EXAMPLES = """\
 examples:
   llama-launch slots --url http://127.0.0.1:8080
@@ -40,15 +38,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("action", nargs="?", choices=tuple(_ACTIONS), default="show", help="%(default)s by default")
     command.add_argument("slot", nargs="?", default="all", metavar="ID", help="a slot's id, or `all`")
     command.add_argument("file", nargs="?", metavar="FILE", help="name of the file to save to or restore from")
-    command.add_argument("--url", default=os.environ.get("LLAMA_SERVER_URL", _URL), help="address (%(default)s)")
-    command.add_argument("--api-key-file", type=Path, metavar="FILE", help="file whose first key is sent")
+    add_server_arguments(command)
     command.add_argument("--format", choices=("table", "json"), default="table")
     command.set_defaults(command=_slots)
 
 
 def _slots(options: argparse.Namespace) -> int:
-    key = read_api_keys(options.api_key_file)[0] if options.api_key_file else os.environ.get("LLAMA_API_KEY")
-    header, rows = _ACTIONS[options.action](Client(options.url, api_key=key), options)
+    header, rows = _ACTIONS[options.action](chosen_client(options), options)
     if options.format == "json":
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
     else:
