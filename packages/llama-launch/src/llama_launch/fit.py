@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import gguf_info
 import vram_report
 
+from llama_launch.errors import ModelError
+from llama_launch.flags import profile_flags
 from llama_launch.profile import Profile
 
-__all__ = ["Fit", "fit_of", "free_gpu_mib", "visible_gpus"]
+__all__ = ["Fit", "fit_of", "free_gpu_mib", "together", "visible_gpus"]
 
 _MIB = 1 << 20
 _CTX_STEP = 256
@@ -83,6 +85,27 @@ def fit_of(
         return Fit(False, lines, tuple(_remedies(profile, summary, start)))
     except gguf_info.GGUFError as error:
         return Fit(None, (f"the memory cannot be predicted: {error}",))
+
+
+def together(
+    starts: Sequence[tuple[gguf_info.Summary, Profile]], free_mib: Mapping[str, float]
+) -> list[tuple[int, ...]]:
+    """The largest sets of starts that fit into the GPUs at the same time, as indexes.
+
+    Raises:
+        ModelError: A model cannot be predicted.
+    """
+    try:
+        planned = [
+            gguf_info.planned_start(
+                summary, [word for flag in profile_flags(profile) for word in flag.words], memory_mib=free_mib
+            )
+            for summary, profile in starts
+        ]
+        predictions = [start.predict(start.settings) for start in planned]
+        return gguf_info.resident_sets([summary.file.path for summary, _ in starts], predictions)
+    except gguf_info.GGUFError as error:
+        raise ModelError(f"model {error}", hint=error.hint) from error
 
 
 def _line(device: gguf_info.DeviceMemory) -> str:

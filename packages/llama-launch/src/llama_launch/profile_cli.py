@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
+from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import ProfileError
+from llama_launch.export import ExportedModel, compose_file, preset_file, systemd_unit
+from llama_launch.fit import free_gpu_mib, together
 from llama_launch.flags import profile_flags
-from llama_launch.preflight import footguns
+from llama_launch.preflight import footguns, read_model
 from llama_launch.profile import (
+    DEFAULT_MODEL,
     DEFAULT_PROFILE,
     PROJECT_FOLDER,
     LoadedProfile,
+    Profile,
     load_profile,
     profile_files,
     profile_names,
@@ -33,6 +41,14 @@ examples:
   llama-launch profile check my.toml            values, and flags against the installed server
   llama-launch profile new gpt-oss-20b          your own values over the shipped ones
   llama-launch profile new fast --extends gpt-oss-20b --project
+  llama-launch profile export gpt-oss-20b --to systemd
+"""
+_EXPORT_EXAMPLES = """\
+examples:
+  llama-launch profile export gpt-oss-20b small.toml --to preset >models.ini
+  llama-server --models-preset models.ini
+  llama-launch profile export gpt-oss-20b --to systemd >~/.config/systemd/user/llama.service
+  llama-launch profile export gpt-oss-20b --to compose >compose.yaml
 """
 
 
@@ -59,6 +75,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     check.add_argument("--backend", choices=("auto", "embedded", "external"), default="auto")
     add_overrides(check)
     check.set_defaults(command=_check)
+    export = actions.add_parser(
+        "export",
+        help="write profiles for another program: llama.cpp's router, systemd or Docker Compose",
+        epilog=_EXPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export.add_argument("profiles", nargs="+", metavar="PROFILE", help="names or TOML files")
+    export.add_argument("--to", required=True, choices=("preset", "systemd", "compose"), help="for which program")
+    export.add_argument(
+        "--memory",
+        action="append",
+        default=[],
+        type=_memory,
+        metavar="NAME=MiB",
+        help="free memory of a GPU, to say how many models fit together; the driver's figures by default",
+    )
+    export.set_defaults(command=_export)
     new = actions.add_parser("new", help="begin a profile of your own")
     new.add_argument("name", help="its name; that of a shipped profile lays yours over it")
     new.add_argument("--extends", metavar="PROFILE", help="the profile that it builds on")
@@ -119,6 +152,56 @@ def _check(options: argparse.Namespace) -> int:
         print(f"warning: {footgun.message} [{footgun.code}]")
     print(f"{profile.name}: {'usable, with warnings' if found else 'no fault found'}")
     return 0
+
+
+def _memory(text: str) -> tuple[str, float]:
+    name, _, size = text.partition("=")
+    if not name or not size.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MiB, such as CUDA0=23000")
+    return name, float(size)
+
+
+def _export(options: argparse.Namespace) -> int:
+    profiles = [load_profile(name) for name in options.profiles]
+    if options.to == "systemd":
+        if len(profiles) > 1:
+            raise ProfileError("a unit runs one profile", hint="export each into a unit of its own")
+        command = [sys.executable, "-m", "llama_launch", "serve", options.profiles[0]]
+        print(systemd_unit(profiles[0], command, Path.cwd()), end="")
+        return 0
+    models = [ExportedModel(profile, _model_path(profile)) for profile in profiles]
+    if options.to == "compose":
+        print(compose_file(models), end="")
+    else:
+        print(preset_file(models, _residency(models, dict(options.memory))), end="")
+    return 0
+
+
+def _model_path(profile: Profile) -> Path:
+    if profile.model == DEFAULT_MODEL:
+        return fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
+    return Path(profile.model).expanduser().absolute()
+
+
+def _residency(models: Sequence[ExportedModel], memory_mib: Mapping[str, float]) -> list[str]:
+    """How many of the models fit together, where that can be said."""
+    free_mib = memory_mib or free_gpu_mib()
+    if not free_mib:
+        return ["how many models fit together is not known: no --memory NAME=MiB, and no NVIDIA driver"]
+    starts = [
+        (read_model(exported.model, exported.profile.model_source).summary, exported.profile) for exported in models
+    ]
+    sets = together(starts, free_mib)
+    most_of_any = next(
+        (
+            n
+            for n in range(len(models), 0, -1)
+            if all(any(set(some) <= set(fits) for fits in sets) for some in combinations(range(len(models)), n))
+        ),
+        0,
+    )
+    named = ", ".join("{" + " + ".join(models[index].profile.name for index in fits) + "}" for fits in sets)
+    return [f"fit together: {named or 'none'}", f"any {most_of_any} of them fit: --models-max {max(1, most_of_any)}"]
 
 
 _TEMPLATE = """\
