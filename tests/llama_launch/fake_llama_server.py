@@ -206,6 +206,9 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
+    if os.environ.get("FAKE_LLAMA") == "cannot-run":
+        print("llama-server: error while loading shared libraries: libllama-common.so.0: cannot open", file=sys.stderr)
+        sys.exit(127)
     if "--version" in sys.argv:
         print("version: 10068 (571d0d5)\nbuilt with GNU 11.4.0 for Linux x86_64", file=sys.stderr)
     elif "--help" in sys.argv:

@@ -14,6 +14,7 @@ import llama_launch
 import psutil
 import pytest
 from llama_launch import ModelError, Profile, ServerStartError, start_server
+from llama_launch.cli import main
 
 FakeServer = Callable[[str], Path]
 
@@ -36,6 +37,16 @@ def test_a_server_that_is_ready_says_what_it_is(fake_server: FakeServer, profile
     assert "llama-server --model" in log.splitlines()[1]
     assert "starting external server 10068 (571d0d5) with tiny.gguf, 4 slots" in lines[0]
     assert lines[-1].startswith(f"ready at {server.url} after ")
+
+
+def test_a_program_that_cannot_run_is_told_before_anything_starts(
+    fake_server: FakeServer, profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_server("cannot-run")
+    with pytest.raises(ServerStartError, match=r"llama-server cannot run: .*libllama-common\.so\.0"):
+        start(profile, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert main(["profile", "check", "smollm2-135m", "--set", f"model={profile.model}"]) == 3
 
 
 def test_stop_can_be_called_twice(fake_server: FakeServer, profile: Profile, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ _ERROR_LINE = re.compile(r"^(?:[\d.]+ )?E |error|failed|out of memory|invalid", 
 _SHOWN_CHARS = 400
 # What the cause says, and what to do; where nothing fits, the log is all there is.
 _REMEDIES = (
-    (r"missing tensor|wrong number of tensors|wrong shape", "the file is incomplete or made for another llama.cpp: "
-     "download it again, or install the llama.cpp that it was made for"),
+    (r"missing tensor|tensor .* not found|wrong number of tensors|wrong shape",
+     "the file is incomplete or made for another llama.cpp: download it again, or install the llama.cpp that it was "
+     "made for"),
     (r"unknown (?:model )?architecture|unknown pre-tokenizer|invalid ggml type", "this llama.cpp is older than the "
      "model: install a newer one"),
     (r"V cache quantization requires|quantized V cache", 'set flash_attn = "on", or cache_type_v = "f16"'),

@@ -40,6 +40,7 @@ _PROGRESS_EVERY_S = 2.0
 _READY = "listening on http|all slots are idle|embedded server at"
 _PORT_TAKEN = re.compile(rb"couldn't bind (?:HTTP )?server socket|[Aa]ddress already in use")
 _PORT_ATTEMPTS = 3
+_CANNOT_RUN = 127  # the loader's and the shell's status
 # What a start is doing, by the last of these that the log holds.
 _STAGES = (
     ("starting", re.compile(rb"")),
@@ -258,7 +259,7 @@ def _command(choice: _Choice, profile: Profile, model: Path, port: int, slot_sav
 
 def _check_flags(choice: _Choice, profile: Profile, argv: list[str]) -> None:
     """Hold the command line against the external server's own help; one that prints none is not checked."""
-    known = {} if choice.executable is None else read_help(_said_by(choice.executable, "--help"))
+    known = {} if choice.executable is None else read_help(_said_by(choice.executable, "--help")[0])
     problems = owned_flags(profile.extra_flags) or (check_flags(argv[1:], known) if known else [])
     if problems:
         raise FlagsRefused(
@@ -329,19 +330,31 @@ def _choose(backend: Backend, say: Callable[[str], None]) -> _Choice:
 
 
 def _external_version(executable: Path) -> str | None:
-    """One line: what `--version` says of the version, without its label and its compiler."""
-    match = re.search(r"^version: *(.+)$", _said_by(executable, "--version"), re.MULTILINE)
+    """One line: what `--version` says of the version, without its label and its compiler.
+
+    Raises:
+        ServerStartError: The program cannot even run, as where a library is missing or the CPU lacks an instruction.
+    """
+    said, status = _said_by(executable, "--version")
+    if status == _CANNOT_RUN or status < 0:
+        words = said.strip().splitlines()[-1:] or [f"it ended with status {status}"]
+        raise ServerStartError(
+            f"{executable} cannot run: {visible(words[0])}",
+            hint="install llama.cpp again, with its libraries, or name another program: LLAMA_SERVER=PATH",
+        )
+    match = re.search(r"^version: *(.+)$", said, re.MULTILINE)
     return visible(match.group(1).strip()) if match else None
 
 
-def _said_by(executable: Path, flag: str) -> str:
+def _said_by(executable: Path, flag: str) -> tuple[str, int]:
+    """What a program prints for a flag, and its exit status; nothing and 0 when it cannot be asked."""
     try:
         done = subprocess.run(
             [executable, flag], stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
+        return "", 0
+    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace"), done.returncode
 
 
 def _wait_until_ready(

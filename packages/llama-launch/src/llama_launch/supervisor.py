@@ -65,16 +65,20 @@ class Restarts:
 def smaller_context(profile: Profile, log_path: Path) -> Profile | None:
     """The profile with the next context that fits after an allocation failed; None when there is none to try.
 
-    That is the largest that would have fitted by the log's own sizes; where the log does not give it, half.
+    That is the largest that would have fitted by the log's own sizes; where the log does not give it, half. A slot
+    gets no more than the model was trained for: the server would not use it.
     """
-    n_ctx = _fitting_context(log_path) or profile.n_ctx // 2
-    n_ctx_slot = min(n_ctx // profile.n_slots, profile.n_ctx_slot - 1) // _CTX_STEP * _CTX_STEP
+    run = _last_run(log_path)
+    n_ctx = (vram_report.largest_context_that_fitted(run) if run else None) or profile.n_ctx // 2
+    n_ctx_train = run.model.n_ctx_train if run else None
+    most = min(profile.n_ctx_slot - 1, n_ctx_train or profile.n_ctx_slot)
+    n_ctx_slot = min(n_ctx // profile.n_slots, most) // _CTX_STEP * _CTX_STEP
     return replace(profile, n_ctx_slot=n_ctx_slot) if n_ctx_slot >= _FEWEST_TOKENS else None
 
 
-def _fitting_context(log_path: Path) -> int | None:
+def _last_run(log_path: Path) -> vram_report.Run | None:
     try:
-        return vram_report.largest_context_that_fitted(vram_report.read_log(log_path).runs[-1])
+        return vram_report.read_log(log_path).runs[-1]
     except (vram_report.VRAMReportError, IndexError):
         return None
 
