@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -185,6 +187,48 @@ def test_what_does_not_fit_is_shrunk_when_asked(runs: Runs, monkeypatch: pytest.
     found = runs.status()
     assert found["profile"]["n_ctx_slot"] == 4096
     assert "out of memory: 8192 tokens a slot are too many" in found["message"]
+
+
+def test_the_clients_limits_follow_the_context_that_fits(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LLAMA", "out-of-memory-above")
+    monkeypatch.setenv("FAKE_LLAMA_MOST", "16384")
+    config = tmp_path / "opencode.json"
+    config.write_text('{"theme": "nord"}')
+    runs.serve("--on-oom", "shrink", "--client-config", str(config), "--set", "n_slots=1", "--set", "n_ctx_slot=32768")
+    document = json.loads(config.read_text())
+    assert document["provider"]["llama-server"]["models"]["tiny"]["limit"]["context"] == 16384
+    assert document["theme"] == "nord"
+
+
+def test_a_client_config_that_cannot_be_written_stops_no_server(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "opencode.json").write_text("// a comment\n{}")
+    assert "[client-config]" in runs.said(*runs.words("--detach", "--client-config", str(tmp_path / "opencode.json")))
+    assert runs.status()["condition"] == "ready"
+
+
+def test_a_detached_run_outlives_its_terminal(runs: Runs) -> None:
+    ours, theirs = pty.openpty()
+
+    def attach() -> None:
+        os.setsid()
+        os.close(os.open(os.ttyname(theirs), os.O_RDWR))  # the terminal becomes this session's own
+
+    command = subprocess.Popen(
+        [sys.executable, "-m", "llama_launch", *runs.words("--detach")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=attach,
+    )
+    os.close(theirs)
+    shown = b""
+    while b"it goes on as" not in shown:
+        shown += os.read(ours, 1024)
+    os.close(ours)
+    command.wait(timeout=10)
+    assert runs.status()["condition"] == "ready"
 
 
 def test_an_interrupted_start_leaves_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

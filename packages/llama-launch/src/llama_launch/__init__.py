@@ -3,6 +3,7 @@
 `load_profile` reads a profile, `start_server` starts it and waits, `Client` calls a running server.
 """
 
+from llama_launch.backend import Backend, find_llama_server
 from llama_launch.client import Client, Erased, Props, Saved, Slot, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import (
@@ -20,7 +21,7 @@ from llama_launch.errors import (
 from llama_launch.flags import server_argv
 from llama_launch.preflight import Footgun, footguns
 from llama_launch.profile import LoadedProfile, Profile, load_profile, profile_names, read_profile
-from llama_launch.server import Backend, RunningServer, find_llama_server, planned_argv, start_server
+from llama_launch.server import RunningServer, planned_argv, start_server
 
 __all__ = [
     "Backend",

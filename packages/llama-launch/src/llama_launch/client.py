@@ -7,31 +7,21 @@ compute something never are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
+from typing import TYPE_CHECKING, Any
 
 from llama_launch.chat import ChatAnswer, StreamedAnswer, whole_answer
-from llama_launch.errors import ProfileError, ServerRefused, ServerUnreachable
+from llama_launch.errors import ProfileError, ServerRefused
+
+if TYPE_CHECKING:
+    from llama_launch.transport import Answer, Transport
 
 __all__ = ["Client", "Erased", "Props", "Saved", "Slot", "read_api_keys"]
 
 _SHOWN_CHARS = 300
-_RETRIES = Retry(
-    total=2,
-    read=False,  # told as what it is, not as too many tries
-    other=0,
-    backoff_factor=0.2,
-    status_forcelist=(503,),
-    allowed_methods=("GET",),
-    respect_retry_after_header=False,
-    raise_on_status=False,
-)
 
 
 @dataclass(frozen=True)
@@ -126,14 +116,13 @@ class Client:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 10.0) -> None:
         self.base_url = base_url.rstrip("/")
         self.has_key = bool(api_key)
-        self._timeout_s = timeout_s
-        self._session = requests.Session()
-        self._session.mount(self.base_url, HTTPAdapter(max_retries=_RETRIES))
-        self._session.mount(f"{self.base_url}/health", HTTPAdapter(max_retries=0))  # loading is an answer there
-        # The user's proxies and .netrc have no say in calls to a server on this machine.
-        self._session.trust_env = False
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
+        self._api_key, self._timeout_s = api_key, timeout_s
+
+    @functools.cached_property
+    def _transport(self) -> Transport:
+        from llama_launch.transport import Transport
+
+        return Transport(self.base_url, self._api_key, self._timeout_s)
 
     def is_healthy(self) -> bool:
         """Whether /health says that the model is loaded; False while it loads.
@@ -242,13 +231,13 @@ class Client:
             if not body.get("stream"):
                 return whole_answer(self._decoded(path, answer))
             pieces = StreamedAnswer()
+            from llama_launch.transport import lines_of
+
             try:
-                for line in answer.iter_lines():
+                for line in lines_of(answer):
                     pieces.take(line)
             except ValueError as error:
                 raise self._odd(path, "a stream of JSON pieces", str(error)) from error
-            except requests.RequestException as error:
-                raise ServerUnreachable(f"{self.base_url}{path}: the answer broke off", hint="see the log") from error
         if pieces.error:
             text = _shortened(pieces.error)
             raise ServerRefused(f"{self.base_url}{path}: in the middle of its answer: {text}", status=200, body=text)
@@ -292,16 +281,14 @@ class Client:
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         return self._decoded(path, self._checked(method, path, body))
 
-    def _decoded(self, path: str, answer: requests.Response) -> Any:
+    def _decoded(self, path: str, answer: Answer) -> Any:
         try:
             return answer.json()
         except ValueError as error:
             text = _shortened(answer.text)
             raise ServerRefused(f"{self.base_url}{path}: not JSON: {text}", status=200, body=text) from error
 
-    def _checked(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False
-    ) -> requests.Response:
+    def _checked(self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False) -> Answer:
         answer = self._send(method, path, body, stream=stream)
         if not answer.ok:
             raise ServerRefused(
@@ -312,22 +299,8 @@ class Client:
             )
         return answer
 
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False
-    ) -> requests.Response:
-        url = self.base_url + path
-        try:
-            return self._session.request(method, url, json=body, timeout=self._timeout_s, stream=stream)
-        except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
-            hint = "an address is such as http://127.0.0.1:8080"
-            raise ServerUnreachable(f"{self.base_url!r} is no address of a server", hint=hint) from None
-        except UnicodeError as error:
-            raise ServerUnreachable(f"{url}: the API key holds characters that no header can", hint="") from error
-        except requests.RequestException as error:
-            reason = "no answer in time" if isinstance(error, requests.Timeout) else "nothing answers"
-            raise ServerUnreachable(
-                f"{url}: {reason}", hint="is the server running at this address? `llama-launch serve` prints it"
-            ) from error
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None, *, stream: bool = False) -> Answer:
+        return self._transport.send(method, path, body, stream=stream)
 
 
 def _is_whole(value: object) -> bool:

@@ -7,7 +7,7 @@ the model cannot be predicted, nothing is refused: the server is then the judge.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import gguf_info
@@ -144,6 +144,5 @@ def _fewer_layers(profile: Profile, summary: gguf_info.Summary, start: gguf_info
     return "" if largest is None else f"--set n_gpu_layers={largest}"
 
 
-_Remedy = Callable[[Profile, gguf_info.Summary, gguf_info.PlannedStart], str]
 # The cheapest first: a shorter context, a cache of half the size, then layers on the CPU, which is slow.
-_REMEDIES: tuple[_Remedy, ...] = (_smaller_context, _smaller_cache_type, _fewer_layers)
+_REMEDIES = (_smaller_context, _smaller_cache_type, _fewer_layers)

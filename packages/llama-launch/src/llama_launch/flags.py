@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,7 +196,7 @@ def _value_in(line: str, start: int) -> str:
     return (line[start:_HELP_COLUMN] if has_text else line[start:]).strip()
 
 
-def check_flags(argv: Iterable[str], known: dict[str, ServerFlag]) -> list[FlagProblem]:
+def check_flags(argv: Iterable[str], known: Mapping[str, ServerFlag]) -> list[FlagProblem]:
     """The flags of a command line (without the program) that a server with these flags would refuse."""
     words = list(argv)
     problems = []
@@ -211,7 +211,7 @@ def _is_flag(word: str) -> bool:
     return re.match(r"-{1,2}[A-Za-z]", word) is not None
 
 
-def _problems_of(flag: str, following: Sequence[str], known: dict[str, ServerFlag]) -> list[FlagProblem]:
+def _problems_of(flag: str, following: Sequence[str], known: Mapping[str, ServerFlag]) -> list[FlagProblem]:
     if flag not in known:
         # The flag that says the opposite is the closest of all, and never what is meant.
         same_sense = [name for name in known if name.startswith("--no-") == flag.startswith("--no-")]

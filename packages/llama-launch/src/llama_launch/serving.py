@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llama_launch.backend import Backend
 from llama_launch.client_config import DEFAULT_PROVIDER, provider_block, served_model, write_config
 from llama_launch.errors import LlamaLaunchError, ServerStartError
 from llama_launch.preflight import is_free, private_folder, writable_folder
 from llama_launch.profile import Profile, profile_of
-from llama_launch.server import Backend, RunningServer, start_server
+from llama_launch.server import RunningServer, start_server
 from llama_launch.state import RunRecord, begin_run, update_run
 from llama_launch.supervisor import OnOom, RestartPolicy, supervise
 
