@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 # Modules that only some commands need are imported where they are used: a report should start quickly.
 from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Run
-from vram_report.errors import CommandNotStarted, GPUNotWatched, LogNotRecognized, NothingToFollow, VRAMReportError
+from vram_report.errors import (
+    BuildWithoutModel,
+    CommandNotStarted,
+    GPUNotWatched,
+    LogNotRecognized,
+    NothingToFollow,
+    VRAMReportError,
+)
 from vram_report.findings import CODES
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
@@ -118,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", metavar="NAME", help="show only this device")
     parser.add_argument("--model", metavar="GGUF", help="the model's file: adds what the log lacks, and predictions")
     parser.add_argument(
+        "--build", type=_build, metavar="N", help="llama.cpp's build for --model, where the log does not say it"
+    )
+    parser.add_argument(
         "--fail-on",
         action="append",
         metavar="CODE",
@@ -180,6 +190,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _build(text: str) -> int:
+    value = int(text.removeprefix("b"))
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a build is a number from 1, such as 11549")
+    return value
+
+
 class _Version(argparse.Action):
     """Looks the version up only when asked: importing importlib.metadata costs more than reading a log."""
 
@@ -201,10 +218,12 @@ def _margin(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.build is not None and options.model is None:
+        raise BuildWithoutModel
     options.logs += options.command
     reports = [_read(path, options.margin_mib) for path in options.logs]
     if options.model is not None:
-        reports = _with_model(reports, options.model)
+        reports = _with_model(reports, options.model, options.build)
     shown = [select_run(report, options.run)[1] for report in reports]
     if options.format == "json":
         documents = [report_document(report) for report in reports]
@@ -217,11 +236,11 @@ def _run(options: argparse.Namespace) -> int:
     return int(any(_fails(run, options.fail_on or ()) for run in shown))
 
 
-def _with_model(reports: Sequence[LogReport], model: str) -> list[LogReport]:
+def _with_model(reports: Sequence[LogReport], model: str, build: int | None) -> list[LogReport]:
     from vram_report.prediction import read_model, with_model
 
     summary = read_model(model)
-    return [replace(report, runs=[with_model(run, summary) for run in report.runs]) for report in reports]
+    return [replace(report, runs=[with_model(run, summary, build=build) for run in report.runs]) for report in reports]
 
 
 def _run_compare(options: argparse.Namespace) -> int:
