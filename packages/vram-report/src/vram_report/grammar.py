@@ -196,7 +196,9 @@ _WEIGHTS = (
     _row("multimodal", "loaded multimodal model", r"loaded multimodal model, '(?P<path>[^']+)'"),
 )
 
-_CONTEXT_KEYS = "n_seq_max|n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|flash_attn|kv_unified|freq_base|freq_scale"
+_CONTEXT_KEYS = (
+    "n_seq_max|n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|flash_attn|kv_unified|freq_base|freq_scale|n_outputs_max"
+)
 
 _CONTEXT = (
     _row("context", "constructing llama_context", r"constructing llama_context", "b4881"),
@@ -254,6 +256,12 @@ _CONTEXT = (
     _row("flash_off", "Flash Attention not supported", r"Flash Attention not supported, set to disabled", "b9924"),
     _row("graph_splits", "graph splits", rf"graph splits(?: \(measure\))?(?: *=|:) (?P<splits>\d+){END}"),
     _row("graph_splits", "graph: nodes", r"graph: nodes = \d+, splits = (?P<splits>\d+),", "b11549"),
+    _row(
+        "spec_type",
+        "adding speculative implementation '",
+        r"adding speculative implementation '"
+        r"(?P<type>draft-(?:simple|eagle3|mtp|dflash)|ngram-(?:simple|map-k|map-k4v|mod|cache))'",
+    ),
     _row("pipeline", "sched copies = ", rf"sched copies = (?P<copies>\d+){END}", "b7746"),
 )
 

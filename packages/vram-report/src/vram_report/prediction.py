@@ -161,9 +161,18 @@ def _predictions(run: Run, summary: Summary, build: int | None) -> list[Predicti
         return []
     try:
         predicted = gguf_info.estimate(summary, settings)
+        if _runs_predicting_layers(run, summary):
+            predicted = gguf_info.with_companions(predicted, predicting=gguf_info.PredictingLayers(summary))
     except gguf_info.GGUFError as error:
         raise ModelNotRead(str(error), error.hint) from error
     return list(_compared(run, predicted))
+
+
+def _runs_predicting_layers(run: Run, summary: Summary) -> bool:
+    """Whether the model's own predicting layers are loaded; their weights lie in the buffers of the others."""
+    has_them = len(_layer_counts(summary)) > 1
+    drafts = any(buffer.role == "draft" for buffer in run.buffers)
+    return has_them and "draft-mtp" in run.context.spec_types and not drafts
 
 
 def _settings(run: Run, build: int | None) -> Settings | None:
@@ -176,9 +185,10 @@ def _settings(run: Run, build: int | None) -> Settings | None:
     gpus = [device.name for device in run.devices if device.kind in ("gpu", "igpu", "accel", "rpc")]
     cells = {part.kind: part.cells for part in cache.parts}
     usual = gguf_info.Settings
+    n_slots, n_outputs = context.n_slots or 1, context.n_outputs_max or 0
     return gguf_info.Settings(
         ctx_size=context.n_ctx,
-        parallel=context.n_slots or 1,
+        parallel=n_slots,
         kv_unified=context.kv_unified,
         cache_type_k=cache.type_k or usual.cache_type_k,
         cache_type_v=cache.type_v or usual.cache_type_v,
@@ -187,13 +197,19 @@ def _settings(run: Run, build: int | None) -> Settings | None:
         flash_attn=FLASH.get(context.flash_attn or "", "auto"),
         n_gpu_layers=run.offload.layers if gpus else 0,
         swa_full="swa" in cells and cells["swa"] == cells.get("non-swa"),
+        spec_type=tuple(context.spec_types),
+        # A slot computes the token before its draft and each drafted one.
+        spec_draft_n_max=max(n_outputs // n_slots - 1, 1) if n_outputs else usual.spec_draft_n_max,
+        embedding=n_outputs > n_slots and n_outputs == context.n_batch,
         memory_mib=dict.fromkeys(gpus),
         build=build or usual.build,
     )
 
 
 def _compared(run: Run, predicted: Estimate) -> Iterator[Prediction]:
-    yield _exact("weights", predicted.weights_gpu_bytes + predicted.weights_host_bytes, *_printed(run, "weights"))
+    predicting_bytes = sum(extra.weights_bytes for extra in predicted.extra_models)
+    weights_bytes = predicted.weights_gpu_bytes + predicted.weights_host_bytes + predicting_bytes
+    yield _exact("weights", weights_bytes, *_printed(run, "weights"))
     yield _exact("kv", predicted.kv_bytes, *_printed(run, "kv"))
     if predicted.recurrent_bytes:
         yield _exact("recurrent", predicted.recurrent_bytes, *_printed(run, "recurrent"))

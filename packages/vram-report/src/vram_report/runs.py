@@ -191,6 +191,7 @@ class RunFacts:
     router_meta: dict[str, str] = field(default_factory=dict)
     prompt_cache: str | None = None
     checkpoints: int | None = None
+    spec_types: list[str] = field(default_factory=list)
     mem_total: dict[str, Entry] = field(default_factory=dict)
     requests: RequestFacts = field(default_factory=RequestFacts)
     failure: FailureFacts | None = None
@@ -573,6 +574,11 @@ def _on_host_budget(run: RunFacts, record: Record, fields: Fields) -> None:
         run.checkpoints = int(_text(fields, "max"))
 
 
+def _on_spec_type(run: RunFacts, record: Record, fields: Fields) -> None:
+    if fields["type"] not in run.spec_types:
+        run.spec_types.append(_text(fields, "type"))
+
+
 def _on_fit(run: RunFacts, record: Record, fields: Fields) -> None:
     run.in_fit = record.kind in ("fit_start", "fit_trial")
     if record.kind == "fit_failed":
@@ -713,6 +719,7 @@ HANDLERS: dict[str, Handler] = {
     "auto_slots": _on_auto_slots,
     "capping": _on_capping,
     **dict.fromkeys(("prompt_cache", "checkpoints"), _on_host_budget),
+    "spec_type": _on_spec_type,
     **dict.fromkeys(("fit_start", "fit_trial", "fit_end", "fit_failed"), _on_fit),
     "fit_device": _on_fit_device,
     "table_start": _on_table_start,
