@@ -16,7 +16,17 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "LINE_STARTS", "QUIET_STARTS", "SLOT_TAILS", "STYLES", "LineFormat"]
+__all__ = [
+    "ERROR_SIGNS",
+    "FORMATS",
+    "FORMATS_BY_TRIGGER",
+    "LINE_STARTS",
+    "QUIET_STARTS",
+    "SLOT_TAILS",
+    "STAGES",
+    "STYLES",
+    "LineFormat",
+]
 
 END = r"(?=[\s,;|)\]}\"']|$)"
 MIB = r"\d+\.\d+"
@@ -369,6 +379,7 @@ _FIT = (
 )
 
 _STATE = (
+    _row("warming_up", "warming up the model", r"warming up the model"),
     _row("loaded", "model loaded", r"model loaded\s*(?:\||$)"),
     _row("ready", "starting the main loop", r"starting the main loop"),
     _row("ready", "listening on http", r"(?<!router server is )listening on https?://", "b3761"),
@@ -432,7 +443,7 @@ _FAILURES = (
         "couldn't bind",
         r"(?P<text>couldn't bind (?:HTTP server|to server) socket(?:, hostname: \S+, port: \d+)?)",
     ),
-    _row("fail_port", "exiting due to HTTP server error", r"(?P<text>exiting due to HTTP server error)"),
+    _row("fail_http", "exiting due to HTTP server error", r"(?P<text>exiting due to HTTP server error)"),
     _row("fail_arguments", "error: ", r"^error: (?P<text>(?:invalid|unknown) argument: \S+)"),
     _row(
         "fail_arguments", "error while handling argument", r'(?P<text>error while handling argument "[^"]+": .+?)\s*$'
@@ -592,6 +603,21 @@ LINE_STARTS: dict[str, tuple[str, ...]] = {
     "srv  upda": ("all slots are idle",),
 }
 """The same for the first 9 characters of lines behind the log prefix."""
+
+
+STAGES: dict[str, str] = {
+    **dict.fromkeys(("loading", "loading_draft", "load", "load_old", "tensors", "clip_device", "fit_end"), "loading"),
+    **dict.fromkeys(("context", "ctx", "kv_self", "cache"), "making the context"),
+    "warming_up": "warming up",
+}
+"""The facts that begin a stage of a start, and its name."""
+
+ERROR_SIGNS: tuple[str, ...] = (
+    r"^(?:[\d.]+ )?(?-i:E) (?!.*exiting due to)",
+    r"^(?!(?:[\d.]+ )?(?-i:[DIWE]) |.*exiting due to).*\b(?:error|failed|failure|fatal|invalid|exception|abort(?:ed)?|"
+    r"out of memory|cannot|can't|couldn't|unable to|terminate called|segmentation fault|core dumped|killed)\b",
+)
+"""What an error line looks like without its wrappers: its level says so, or its words where it has no level."""
 
 
 def _by_trigger() -> dict[str, tuple[LineFormat, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vram_report.grammar import STYLES
+from vram_report.grammar import STAGES, STYLES
 from vram_report.records import Record
 from vram_report.requests import REQUEST_KINDS, RequestFacts, take_request, take_stretch
 from vram_report.serving import Stretch
@@ -163,6 +163,7 @@ class RunFacts:
     last_line: int
     port: str | None = None
     style: str = "unknown"
+    stage: str = "starting"
     build: tuple[int | None, str | None] | None = None
     is_ik: bool = False
     is_other: bool = False
@@ -309,6 +310,7 @@ def _take(run: RunFacts, record: Record) -> None:
         return
     if record.style and STYLES.index(record.style) > STYLES.index(run.style):
         run.style = record.style
+    run.stage = STAGES.get(record.kind, run.stage)
     HANDLERS[record.kind](run, record, record.fields)
 
 
@@ -673,6 +675,7 @@ FAILURE_KINDS = {
     "abort": "assert",
     "gpu": "device-fault",
     "port": "port",
+    "http": "port",
     "arguments": "arguments",
     "settings": "settings",
 }
@@ -701,7 +704,7 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("compute_total", "mem_required", "vram_used", "vram_total"), _on_total),
     "realloc": _on_realloc,
     **dict.fromkeys(("clip_device", "clip_size"), _on_clip),
-    "multimodal": _ignore,
+    **dict.fromkeys(("multimodal", "warming_up"), _ignore),
     "context": _on_context,
     "ctx": _on_ctx,
     "creating": _on_creating,
