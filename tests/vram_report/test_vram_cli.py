@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -170,3 +171,15 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "examples:" in capsys.readouterr().out
+
+
+def test_every_process_lists_the_devices_in_the_same_order() -> None:
+    """Strings hash differently in each process."""
+    log = str(FOLDER / "rpc-2workers-llama70b-b6209.log")
+    orders = set()
+    for seed in range(1, 7):
+        command = [sys.executable, "-m", "vram_report", "--format", "json", log]
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        printed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+        orders.add(tuple(device["name"] for device in json.loads(printed)["runs"][-1]["devices"]))
+    assert len(orders) == 1

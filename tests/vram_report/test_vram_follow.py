@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -119,3 +121,96 @@ def test_a_command_that_is_never_ready_is_ended_when_the_time_is_up(capfd: pytes
 def test_a_time_that_is_none_is_a_usage_error(timeout: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["follow", f"--timeout={timeout}", str(READY)]) == 2
     assert "--timeout" in capsys.readouterr().err
+
+
+class Following:
+    """`vram-report follow` as a process of its own, whose stderr is read line by line."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vram_report", "follow", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self, wanted: str) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if wanted in line:
+                return
+        raise AssertionError(f"stderr ended without {wanted!r}")
+
+    def interrupt(self) -> tuple[int, str, str]:
+        self._process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit status, stdout, and the rest of stderr."""
+        out, err = self._process.communicate(timeout=30)
+        return self._process.returncode, out, err
+
+
+def test_waiting_says_what_for_and_each_stage_and_json_stays_alone_on_stdout(tmp_path: Path) -> None:
+    lines = READY.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "server.log"
+    path.write_bytes(b"")
+    following = Following("--format", "json", str(path))
+    following.says(f"{path}: waiting until its server is ready or has failed; Ctrl-C shows the report so far")
+    following.says(f"{path}: starting")
+    with path.open("ab", buffering=0) as stream:
+        for text, stage in (
+            (b"loading model '", "loading"),
+            (b"fitting params to device memory", "fitting"),
+            (b"constructing llama_context", "making the context"),
+            (b"warming up the model", "warming up"),
+            (b"listening on http", "ready"),
+        ):
+            last = next(index for index, line in enumerate(lines) if text in line) + 1
+            stream.write(b"".join(lines[:last]))
+            del lines[:last]
+            following.says(f"{path}: {stage}")
+    status, out, _ = following.end()
+    assert status == 0
+    assert json.loads(out)["runs"][0]["outcome"] == "ready"
+
+
+def test_a_complete_log_is_reported_without_a_word_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", str(READY)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent")
+def test_ctrl_c_prints_the_report_so_far_with_status_130(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(READY.read_bytes()[:9000])
+    following = Following("--format", "json", str(path))
+    following.says(": loading")
+    status, out, _ = following.interrupt()
+    assert status == 130
+    (run,) = json.loads(out)["runs"]
+    assert run["outcome"] == "incomplete"
+    assert run["model"]["path"] is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent")
+def test_ctrl_c_before_any_server_line_says_so_with_status_130(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("starting the container\n")
+    following = Following(str(path))
+    following.says(": starting")
+    status, out, err = following.interrupt()
+    assert (status, out) == (130, "")
+    assert f"{path}: no llama-server start in 1 lines" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent")
+def test_ctrl_c_ends_a_command_and_prints_the_report_so_far(tmp_path: Path) -> None:
+    part = tmp_path / "part.log"
+    part.write_bytes(READY.read_bytes()[:9000])
+    program = "import pathlib, sys, time; print(pathlib.Path(sys.argv[1]).read_text(), flush=True); time.sleep(600)"
+    following = Following("--format", "json", "--", sys.executable, "-c", program, str(part))
+    following.says("llama_model_loader: loaded meta data")
+    status, out, _ = following.interrupt()
+    assert status == 130
+    assert json.loads(out)["runs"][0]["outcome"] == "incomplete"

@@ -86,7 +86,7 @@ def status_table(records: Sequence[RunRecord]) -> str:
     return boxed(_COLUMNS, [_row(record, _condition(record)) for record in records], max_width=50)
 
 
-_COLUMNS = ("run", "state", "address", "slots busy", "context", "since", "pid", "model", "message")
+_COLUMNS = ("run", "state", "address", "slots busy", "context", "since", "pid", "model", "GPUs", "message")
 
 
 def _row(record: RunRecord, how: dict[str, Any]) -> list[object]:
@@ -103,6 +103,7 @@ def _row(record: RunRecord, how: dict[str, Any]) -> list[object]:
         record.started_at,
         record.pid,
         model,
+        str(record.profile.get("gpus") or "all"),
         message,
     ]
 

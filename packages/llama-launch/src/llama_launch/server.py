@@ -39,6 +39,7 @@ _PORT_ATTEMPTS = 3
 _STAGES = (
     ("starting", re.compile(rb"")),
     ("loading the model", re.compile(rb"load_model: loading model|loaded meta data with")),
+    ("fitting into memory", re.compile(rb"fitting params to device memory|params_fit")),
     ("making the context", re.compile(rb"constructing llama_context")),
     ("warming up", re.compile(rb"warming up the model")),
 )

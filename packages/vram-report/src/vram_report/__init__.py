@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from vram_report.reader import read_log, read_stream
     from vram_report.render import SECTIONS, Page, Table, render_tables, report_page, visible
     from vram_report.report import parse, report_document
+    from vram_report.stages import READY_REGEX, error_line, is_port_taken, start_stage
 
 __all__ = [
+    "READY_REGEX",
     "SECTIONS",
     "Buffer",
     "Build",
@@ -80,6 +82,8 @@ __all__ = [
     "VRAMReportError",
     "compare",
     "comparison_document",
+    "error_line",
+    "is_port_taken",
     "largest_context_that_fitted",
     "open_nvml",
     "parse",
@@ -92,6 +96,7 @@ __all__ = [
     "render_tables",
     "report_document",
     "report_page",
+    "start_stage",
     "visible",
     "with_model",
 ]
@@ -126,6 +131,7 @@ _HOMES = {
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
     **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page", "visible"), "render"),
     **dict.fromkeys(("parse", "report_document"), "report"),
+    **dict.fromkeys(("READY_REGEX", "error_line", "is_port_taken", "start_stage"), "stages"),
 }
 """The module of each public name. No module may have the name of a public function: it would hide it."""
 

@@ -1,13 +1,12 @@
 """The command: arguments in, tables or JSON out, and the exit status.
 
 The rule: this module alone prints and decides the exit status: 0 a report was printed, 1 `--fail-on` found what it
-was asked to look for, 2 usage or bad input, 130 interrupted.
+was asked to look for, 2 usage or bad input, 130 interrupted. What is said while waiting goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import threading
@@ -18,7 +17,14 @@ from typing import TYPE_CHECKING
 # Modules that only some commands need are imported where they are used: a report should start quickly.
 from vram_report.capacity import DEFAULT_MARGIN_MIB
 from vram_report.document import LogReport, Run
-from vram_report.errors import CommandNotStarted, GPUNotWatched, LogNotRecognized, NothingToFollow, VRAMReportError
+from vram_report.errors import (
+    BuildWithoutModel,
+    CommandNotStarted,
+    GPUNotWatched,
+    LogNotRecognized,
+    NothingToFollow,
+    VRAMReportError,
+)
 from vram_report.findings import CODES
 from vram_report.reader import read_log, read_stream
 from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
@@ -57,10 +63,12 @@ FOLLOW_EXAMPLES = """examples:
   vram-report follow --watch-gpu server.log                  and the GPUs' memory: peak, drift by request
 
 Exit status: 0 the server came up, 1 it failed or the time is up, 2 no server in the log, 3 the command cannot start,
-or the GPUs cannot be watched.
+or the GPUs cannot be watched, 130 Ctrl-C came first. What is waited for and each stage go to stderr.
 """
 FORMATS = ("table", "json", "markdown", "html", "csv")
 SEVERITIES = ("error", "warning", "info")
+INTERRUPTED = 130
+"""The exit status at Ctrl-C: 128 and the number of SIGINT."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except VRAMReportError as error:
         return _refuse(error, options.debug)
 
@@ -117,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=int, metavar="N", help="show run N of the log, -1 for the last (default)")
     parser.add_argument("--device", metavar="NAME", help="show only this device")
     parser.add_argument("--model", metavar="GGUF", help="the model's file: adds what the log lacks, and predictions")
+    parser.add_argument(
+        "--build", type=_build, metavar="N", help="llama.cpp's build for --model, where the log does not say it"
+    )
     parser.add_argument(
         "--fail-on",
         action="append",
@@ -180,6 +191,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _build(text: str) -> int:
+    value = int(text.removeprefix("b"))
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a build is a number from 1, such as 11549")
+    return value
+
+
 class _Version(argparse.Action):
     """Looks the version up only when asked: importing importlib.metadata costs more than reading a log."""
 
@@ -201,10 +219,12 @@ def _margin(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.build is not None and options.model is None:
+        raise BuildWithoutModel
     options.logs += options.command
     reports = [_read(path, options.margin_mib) for path in options.logs]
     if options.model is not None:
-        reports = _with_model(reports, options.model)
+        reports = _with_model(reports, options.model, options.build)
     shown = [select_run(report, options.run)[1] for report in reports]
     if options.format == "json":
         documents = [report_document(report) for report in reports]
@@ -217,11 +237,11 @@ def _run(options: argparse.Namespace) -> int:
     return int(any(_fails(run, options.fail_on or ()) for run in shown))
 
 
-def _with_model(reports: Sequence[LogReport], model: str) -> list[LogReport]:
+def _with_model(reports: Sequence[LogReport], model: str, build: int | None) -> list[LogReport]:
     from vram_report.prediction import read_model, with_model
 
     summary = read_model(model)
-    return [replace(report, runs=[with_model(run, summary) for run in report.runs]) for report in reports]
+    return [replace(report, runs=[with_model(run, summary, build=build) for run in report.runs]) for report in reports]
 
 
 def _run_compare(options: argparse.Namespace) -> int:
@@ -245,15 +265,19 @@ def _run_follow(options: argparse.Namespace) -> int:
     follower = Follower(options.log or options.command[0], margin_mib=options.margin_mib)
     if options.watch_gpu:
         return _run_watched(follower, options)
-    _follow(follower, options, None)
-    return int(not follower.is_ready)
+    was_interrupted = _follow(follower, options, None)
+    return INTERRUPTED if was_interrupted else int(not follower.is_ready)
 
 
-def _follow(follower: Follower, options: argparse.Namespace, watch: GPUWatch | None) -> None:
-    """Follow the log or the command, and show the report when the server is ready or has failed."""
+def _follow(follower: Follower, options: argparse.Namespace, watch: GPUWatch | None) -> bool:
+    """Follow the log or the command, and show the report when the server is ready or has failed, or at Ctrl-C.
+
+    Returns whether it was Ctrl-C.
+    """
     from vram_report.follow import follow_command, follow_file
 
-    shown = False
+    shown = was_interrupted = False
+    teller = _StageTeller(follower, options.log)
 
     def show() -> None:
         nonlocal shown
@@ -262,18 +286,55 @@ def _follow(follower: Follower, options: argparse.Namespace, watch: GPUWatch | N
             watch.take()
         _show(follower, options)
 
-    if options.command:
-        follow_command(
-            follower,
-            options.command,
-            on_ready=show,
-            echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
-            timeout_s=options.timeout,
-        )
-    else:
-        follow_file(follower, options.log, timeout_s=options.timeout, on_ready=show if watch else None)
-    if not shown:
+    try:
+        if options.command:
+            follow_command(
+                follower,
+                options.command,
+                on_ready=show,
+                echo=lambda raw: print(raw.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True),
+                timeout_s=options.timeout,
+            )
+        else:
+            on_ready = show if watch else None
+            follow_file(follower, options.log, timeout_s=options.timeout, on_ready=on_ready, on_wait=teller.wait)
+    except KeyboardInterrupt:
+        was_interrupted = True
+    teller.finish()
+    if was_interrupted and follower.report() is None:
+        print(f"{visible(follower.name)}: no llama-server start in {follower.lines} lines", file=sys.stderr)
+    elif not shown:
         show()
+    return was_interrupted
+
+
+class _StageTeller:
+    """Says on stderr what a log is waited for and how far its server has come; nothing where there is no waiting."""
+
+    def __init__(self, follower: Follower, log: str) -> None:
+        self._follower = follower
+        self._log = visible(log or "")
+        self._told: str | None = None
+
+    def wait(self) -> None:
+        """All is read, and more is awaited."""
+        if self._told is None:
+            print(
+                f"{self._log}: waiting until its server is ready or has failed; Ctrl-C shows the report so far",
+                file=sys.stderr,
+            )
+        self._tell()
+
+    def finish(self) -> None:
+        """There will be no more waiting."""
+        if self._told is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        stage = self._follower.stage
+        if stage != self._told:
+            self._told = stage
+            print(f"{self._log}: {stage}", file=sys.stderr, flush=True)
 
 
 def _run_watched(follower: Follower, options: argparse.Namespace) -> int:
@@ -281,14 +342,14 @@ def _run_watched(follower: Follower, options: argparse.Namespace) -> int:
     from vram_report.gpu_watch import GPUWatch, open_nvml, watch_document, watch_tables
 
     with GPUWatch(open_nvml(), lambda: follower.requests) as watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            _follow(follower, options, watch)
+        was_interrupted = _follow(follower, options, watch)
         figures = watch.figures(follower.devices)
     if options.format == "json":
         print(_json(watch_document(figures)))
     else:
         print(_drawn([Page("GPU memory", None, watch_tables(figures))], options.format), end="")
-    return int(not follower.is_ready)
+    # Once the server is ready, Ctrl-C is how a watch ends.
+    return INTERRUPTED if was_interrupted and not follower.is_ready else int(not follower.is_ready)
 
 
 def _show(follower: Follower, options: argparse.Namespace) -> None:

@@ -80,7 +80,7 @@ def build_devices(run: RunFacts, buffers: list[Buffer]) -> list[Device]:
     table = _table(run, bool(buffers))
     rows = _table_rows(table)
     projections = _table_rows(next((t for t in run.tables if not t.measured), None))
-    names = {*facts, *(buffer.device for buffer in buffers), *rows}
+    names = dict.fromkeys([*facts, *(buffer.device for buffer in buffers), *rows])
     spread = {SPREAD_STEM.sub("", b.buffer) for b in buffers if SPREAD.search(b.buffer)}
     return [
         _device(

@@ -111,7 +111,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Context:
-    """The context in use and how the slots share it."""
+    """The context in use and how the slots share it.
+
+    `n_outputs_max` is how many tokens of a batch may have logits or embeddings; `spec_types` names the ways to draft
+    tokens, as `--spec-type` does.
+    """
 
     n_ctx: int | None
     n_ctx_seq: int | None
@@ -122,6 +126,8 @@ class Context:
     n_batch: int | None
     n_ubatch: int | None
     flash_attn: str | None
+    n_outputs_max: int | None
+    spec_types: list[str]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     ├── LogNotFound            the path cannot be opened
     ├── LogNotRecognized       the input holds no line that a llama.cpp server prints
     ├── ModelNotRead           the model's file cannot be read, or gguf-info is missing
+    ├── BuildWithoutModel      a build was given, but no model file whose sizes depend on it
     ├── GPUNotWatched          the driver does not answer, or nvidia-ml-py is missing
     ├── CommandNotStarted      the command to follow cannot be started
     ├── NothingToFollow        neither a log nor a command was given to follow, or both
@@ -15,6 +16,7 @@ Each message names the thing and what was found; `hint` says what to do about it
 from __future__ import annotations
 
 __all__ = [
+    "BuildWithoutModel",
     "CommandNotStarted",
     "GPUNotWatched",
     "LogNotFound",
@@ -74,6 +76,13 @@ class SelectionNotFound(VRAMReportError):
 
 class ModelNotRead(VRAMReportError):
     """The model's file cannot be read, or gguf-info, which reads it, is not installed."""
+
+
+class BuildWithoutModel(VRAMReportError):
+    """A build was given without the model's file, whose sizes alone depend on it."""
+
+    def __init__(self) -> None:
+        super().__init__("--build says by which rules a model's sizes are predicted", "Give the file: --model GGUF.")
 
 
 class GPUNotWatched(VRAMReportError):

@@ -429,5 +429,5 @@ RULES: dict[str, Rule] = {
 }
 """The rules by the code that they report."""
 
-CODES: tuple[str, ...] = (*RULES, "other-model", "prediction-differs")
-"""Every finding's code, in report order; the last two come from `prediction`, with a model's file."""
+CODES: tuple[str, ...] = (*RULES, "other-model", "assumed-build", "prediction-differs")
+"""Every finding's code, in report order; the last three come from `prediction`, with a model's file."""

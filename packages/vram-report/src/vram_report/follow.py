@@ -20,6 +20,7 @@ from vram_report.errors import CommandNotStarted, LogNotFound
 from vram_report.records import iter_records
 from vram_report.report import build_run
 from vram_report.runs import RunFacts, RunSplitter
+from vram_report.stages import run_stage
 
 __all__ = ["Follower", "follow_command", "follow_file"]
 
@@ -62,6 +63,11 @@ class Follower:
             yield raw.decode("utf-8", "replace")
 
     @property
+    def stage(self) -> str:
+        """What the latest server start is doing, as `start_stage` names it."""
+        return run_stage(self._latest)
+
+    @property
     def is_ready(self) -> bool:
         """True once the latest server start has come up."""
         return self._latest is not None and self._latest.ready_line is not None
@@ -99,7 +105,12 @@ class Follower:
 
 
 def follow_file(
-    follower: Follower, path: str | Path, *, timeout_s: float | None = None, on_ready: Callable[[], None] | None = None
+    follower: Follower,
+    path: str | Path,
+    *,
+    timeout_s: float | None = None,
+    on_ready: Callable[[], None] | None = None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
     """Read a growing log until its server is ready, has failed, or the time is up.
 
@@ -108,6 +119,7 @@ def follow_file(
         path: The log; it must exist.
         timeout_s: Seconds to wait at most; None waits for ever.
         on_ready: Called once when the server is ready; reading then goes on until the server has ended.
+        on_wait: Called each time that all is read and more is awaited.
 
     Raises:
         LogNotFound: If the file cannot be opened or read.
@@ -122,7 +134,10 @@ def follow_file(
                 now = time.monotonic()
                 if follower.has_failed and now - silent_since[0] >= FAILURE_SILENCE_S:
                     return False
-                return deadline is None or now < deadline
+                if deadline is not None and now >= deadline:
+                    return False
+                on_wait()
+                return True
 
             for _ in follower.feed(_growing_lines(stream, goes_on)):
                 silent_since[0] = time.monotonic()

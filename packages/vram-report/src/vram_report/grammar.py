@@ -16,7 +16,17 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FORMATS", "FORMATS_BY_TRIGGER", "LINE_STARTS", "QUIET_STARTS", "SLOT_TAILS", "STYLES", "LineFormat"]
+__all__ = [
+    "ERROR_SIGNS",
+    "FORMATS",
+    "FORMATS_BY_TRIGGER",
+    "LINE_STARTS",
+    "QUIET_STARTS",
+    "SLOT_TAILS",
+    "STAGES",
+    "STYLES",
+    "LineFormat",
+]
 
 END = r"(?=[\s,;|)\]}\"']|$)"
 MIB = r"\d+\.\d+"
@@ -196,7 +206,9 @@ _WEIGHTS = (
     _row("multimodal", "loaded multimodal model", r"loaded multimodal model, '(?P<path>[^']+)'"),
 )
 
-_CONTEXT_KEYS = "n_seq_max|n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|flash_attn|kv_unified|freq_base|freq_scale"
+_CONTEXT_KEYS = (
+    "n_seq_max|n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|flash_attn|kv_unified|freq_base|freq_scale|n_outputs_max"
+)
 
 _CONTEXT = (
     _row("context", "constructing llama_context", r"constructing llama_context", "b4881"),
@@ -254,6 +266,12 @@ _CONTEXT = (
     _row("flash_off", "Flash Attention not supported", r"Flash Attention not supported, set to disabled", "b9924"),
     _row("graph_splits", "graph splits", rf"graph splits(?: \(measure\))?(?: *=|:) (?P<splits>\d+){END}"),
     _row("graph_splits", "graph: nodes", r"graph: nodes = \d+, splits = (?P<splits>\d+),", "b11549"),
+    _row(
+        "spec_type",
+        "adding speculative implementation '",
+        r"adding speculative implementation '"
+        r"(?P<type>draft-(?:simple|eagle3|mtp|dflash)|ngram-(?:simple|map-k|map-k4v|mod|cache))'",
+    ),
     _row("pipeline", "sched copies = ", rf"sched copies = (?P<copies>\d+){END}", "b7746"),
 )
 
@@ -361,6 +379,7 @@ _FIT = (
 )
 
 _STATE = (
+    _row("warming_up", "warming up the model", r"warming up the model"),
     _row("loaded", "model loaded", r"model loaded\s*(?:\||$)"),
     _row("ready", "starting the main loop", r"starting the main loop"),
     _row("ready", "listening on http", r"(?<!router server is )listening on https?://", "b3761"),
@@ -424,7 +443,7 @@ _FAILURES = (
         "couldn't bind",
         r"(?P<text>couldn't bind (?:HTTP server|to server) socket(?:, hostname: \S+, port: \d+)?)",
     ),
-    _row("fail_port", "exiting due to HTTP server error", r"(?P<text>exiting due to HTTP server error)"),
+    _row("fail_http", "exiting due to HTTP server error", r"(?P<text>exiting due to HTTP server error)"),
     _row("fail_arguments", "error: ", r"^error: (?P<text>(?:invalid|unknown) argument: \S+)"),
     _row(
         "fail_arguments", "error while handling argument", r'(?P<text>error while handling argument "[^"]+": .+?)\s*$'
@@ -584,6 +603,21 @@ LINE_STARTS: dict[str, tuple[str, ...]] = {
     "srv  upda": ("all slots are idle",),
 }
 """The same for the first 9 characters of lines behind the log prefix."""
+
+
+STAGES: dict[str, str] = {
+    **dict.fromkeys(("loading", "loading_draft", "load", "load_old", "tensors", "clip_device", "fit_end"), "loading"),
+    **dict.fromkeys(("context", "ctx", "kv_self", "cache"), "making the context"),
+    "warming_up": "warming up",
+}
+"""The facts that begin a stage of a start, and its name."""
+
+ERROR_SIGNS: tuple[str, ...] = (
+    r"^(?:[\d.]+ )?(?-i:E) (?!.*exiting due to)",
+    r"^(?!(?:[\d.]+ )?(?-i:[DIWE]) |.*exiting due to).*\b(?:error|failed|failure|fatal|invalid|exception|abort(?:ed)?|"
+    r"out of memory|cannot|can't|couldn't|unable to|terminate called|segmentation fault|core dumped|killed)\b",
+)
+"""What an error line looks like without its wrappers: its level says so, or its words where it has no level."""
 
 
 def _by_trigger() -> dict[str, tuple[LineFormat, ...]]:

@@ -23,8 +23,11 @@ __all__ = ["read_model", "with_model"]
 MIB = 2**20
 PRINTED_STEP_MIB = 0.01
 FLASH: dict[str, Literal["on", "off"]] = {"enabled": "on", "disabled": "off", "on": "on", "off": "off"}
-# What must be the same in the log and in the file, if both are of one model.
-IDENTITY = ("architecture", "n_layer", "n_embd", "n_ctx_train", "n_expert")
+# What must be the same in the log and in the file, if both are of one model; the number of layers is compared apart.
+IDENTITY = ("architecture", "n_embd", "n_ctx_train", "n_expert")
+
+_PREDICTING_LAYERS_APART_SINCE = 9523
+"""From this build on, `n_layer` leaves out the layers that only predict further tokens (nextn, MTP)."""
 
 
 def read_model(path: str | Path) -> Summary:
@@ -43,25 +46,61 @@ def read_model(path: str | Path) -> Summary:
         raise ModelNotRead(str(error), getattr(error, "hint", "") or "Give the model's GGUF file.") from error
 
 
-def with_model(run: Run, summary: Summary) -> Run:
+def with_model(run: Run, summary: Summary, *, build: int | None = None) -> Run:
     """The run with the model's unknown values filled in from its file, and with predictions beside what was observed.
 
     A file of another model adds nothing but a finding that says so.
+
+    Args:
+        run: A run of `parse` or `read_log`.
+        summary: The header of the model's file, from `read_model`.
+        build: llama.cpp's build number, for a log that does not say it. None takes the newest build whose rules
+            gguf-info knows, and a finding says so. A build that the log does say goes before it.
+
+    Raises:
+        ModelNotRead: If the file's model cannot be predicted.
     """
-    known = _model(summary)
-    differing = [
-        f"{name}: {logged} in the log, {in_file} in the file"
-        for name in IDENTITY
-        if (logged := getattr(run.model, name)) is not None
-        and (in_file := getattr(known, name)) is not None
-        and logged != in_file
-    ]
+    build = run.build.number or build
+    known = _model(summary, build)
+    differing = list(_differing(run.model, known, summary))
     if differing:
         message = f"The file is not the model of this log ({'; '.join(differing)}), so nothing is taken from it."
         return replace(run, findings=[*run.findings, Finding("other-model", "warning", message, None)])
     run = replace(run, model=_filled(run.model, known))
-    predictions = _predictions(run, summary)
-    return replace(run, predictions=predictions, findings=[*run.findings, *_differences(predictions)])
+    predictions = _predictions(run, summary, build)
+    assumed = [_assumed_build()] if predictions and build is None else []
+    return replace(run, predictions=predictions, findings=[*run.findings, *assumed, *_differences(predictions)])
+
+
+def _differing(logged: Model, known: Model, summary: Summary) -> Iterator[str]:
+    """What tells the log's model from the file's, in words."""
+    for name in IDENTITY:
+        in_log, in_file = getattr(logged, name), getattr(known, name)
+        if in_log is not None and in_file is not None and in_log != in_file:
+            yield f"{name}: {in_log} in the log, {in_file} in the file"
+    layers = _layer_counts(summary)
+    if layers and logged.n_layer is not None and logged.n_layer not in layers:
+        yield f"n_layer: {logged.n_layer} in the log, {' or '.join(map(str, layers))} in the file"
+
+
+def _layer_counts(summary: Summary) -> list[int]:
+    """Both ways to count the file's layers: without and with those that only predict further tokens."""
+    architecture = summary.architecture
+    if architecture is None or architecture.block_count is None:
+        return []
+    n_predicting = _whole(architecture.other.get("nextn_predict_layers")) or 0
+    return sorted({architecture.block_count - n_predicting, architecture.block_count})
+
+
+def _assumed_build() -> Finding:
+    import gguf_info
+
+    message = (
+        f"The log does not say its build (a server without build information prints b0), so sizes are predicted by "
+        f"the rules of build {gguf_info.Settings.build}, the newest that is known. If yours is older, give it with "
+        f"--build; the embedded server's is in its wheel's version (xllamacpp 2026.10.11549 is build 11549)."
+    )
+    return Finding("assumed-build", "info", message, None)
 
 
 def _filled(model: Model, known: Model) -> Model:
@@ -69,7 +108,9 @@ def _filled(model: Model, known: Model) -> Model:
     return replace(model, **{name: getattr(known, name) for name in unknown})
 
 
-def _model(summary: Summary) -> Model:
+def _model(summary: Summary, build: int | None) -> Model:
+    layers = _layer_counts(summary)
+    counts_all = build is not None and build < _PREDICTING_LAYERS_APART_SINCE
     architecture, attention, moe, rope = summary.architecture, summary.attention, summary.moe, summary.rope
     tensors, tokenizer = summary.tensors, summary.tokenizer
     size_bytes = tensors.bytes if tensors else None
@@ -82,7 +123,7 @@ def _model(summary: Summary) -> Model:
         size_mib=round(size_bytes / MIB, 2) if size_bytes is not None else None,
         bits_per_weight=round(8 * size_bytes / tensors.parameters, 2) if tensors and size_bytes is not None else None,
         n_ctx_train=architecture.context_length if architecture else None,
-        n_layer=architecture.block_count if architecture else None,
+        n_layer=layers[-1 if counts_all else 0] if layers else None,
         n_embd=architecture.embedding_length if architecture else None,
         n_head=_numbers(attention.head_count) if attention else None,
         n_head_kv=_numbers(attention.head_count_kv) if attention else None,
@@ -111,21 +152,30 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _predictions(run: Run, summary: Summary) -> list[Prediction]:
+def _predictions(run: Run, summary: Summary, build: int | None) -> list[Prediction]:
     """The sizes of this start by the file, each beside what the log printed; none when the log says no context."""
     import gguf_info
 
-    settings = _settings(run)
+    settings = _settings(run, build)
     if settings is None:
         return []
     try:
         predicted = gguf_info.estimate(summary, settings)
+        if _runs_predicting_layers(run, summary):
+            predicted = gguf_info.with_companions(predicted, predicting=gguf_info.PredictingLayers(summary))
     except gguf_info.GGUFError as error:
         raise ModelNotRead(str(error), error.hint) from error
     return list(_compared(run, predicted))
 
 
-def _settings(run: Run) -> Settings | None:
+def _runs_predicting_layers(run: Run, summary: Summary) -> bool:
+    """Whether the model's own predicting layers are loaded; their weights lie in the buffers of the others."""
+    has_them = len(_layer_counts(summary)) > 1
+    drafts = any(buffer.role == "draft" for buffer in run.buffers)
+    return has_them and "draft-mtp" in run.context.spec_types and not drafts
+
+
+def _settings(run: Run, build: int | None) -> Settings | None:
     """The start as the log tells it."""
     import gguf_info
 
@@ -135,9 +185,10 @@ def _settings(run: Run) -> Settings | None:
     gpus = [device.name for device in run.devices if device.kind in ("gpu", "igpu", "accel", "rpc")]
     cells = {part.kind: part.cells for part in cache.parts}
     usual = gguf_info.Settings
+    n_slots, n_outputs = context.n_slots or 1, context.n_outputs_max or 0
     return gguf_info.Settings(
         ctx_size=context.n_ctx,
-        parallel=context.n_slots or 1,
+        parallel=n_slots,
         kv_unified=context.kv_unified,
         cache_type_k=cache.type_k or usual.cache_type_k,
         cache_type_v=cache.type_v or usual.cache_type_v,
@@ -146,13 +197,19 @@ def _settings(run: Run) -> Settings | None:
         flash_attn=FLASH.get(context.flash_attn or "", "auto"),
         n_gpu_layers=run.offload.layers if gpus else 0,
         swa_full="swa" in cells and cells["swa"] == cells.get("non-swa"),
+        spec_type=tuple(context.spec_types),
+        # A slot computes the token before its draft and each drafted one.
+        spec_draft_n_max=max(n_outputs // n_slots - 1, 1) if n_outputs else usual.spec_draft_n_max,
+        embedding=n_outputs > n_slots and n_outputs == context.n_batch,
         memory_mib=dict.fromkeys(gpus),
-        build=run.build.number or usual.build,
+        build=build or usual.build,
     )
 
 
 def _compared(run: Run, predicted: Estimate) -> Iterator[Prediction]:
-    yield _exact("weights", predicted.weights_gpu_bytes + predicted.weights_host_bytes, *_printed(run, "weights"))
+    predicting_bytes = sum(extra.weights_bytes for extra in predicted.extra_models)
+    weights_bytes = predicted.weights_gpu_bytes + predicted.weights_host_bytes + predicting_bytes
+    yield _exact("weights", weights_bytes, *_printed(run, "weights"))
     yield _exact("kv", predicted.kv_bytes, *_printed(run, "kv"))
     if predicted.recurrent_bytes:
         yield _exact("recurrent", predicted.recurrent_bytes, *_printed(run, "recurrent"))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vram_report.grammar import FORMATS_BY_TRIGGER, LINE_STARTS, QUIET_STARTS, SLOT_TAILS, LineFormat
 from vram_report.serving import Stretch, segments
 
-__all__ = ["Record", "iter_block_records", "iter_records"]
+__all__ = ["Record", "iter_block_records", "iter_records", "unwrapped"]
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[(?:0|1|3[0-9])m(?=\d+\.\d\d\.\d{3}|[IWED] |$)")
 WRAPPERS = tuple(
@@ -141,10 +141,10 @@ def _line_records(number: int, line: str, possible: Sequence[str]) -> Iterator[R
     triggers = [trigger for trigger in possible if trigger in line]
     if not triggers:
         return
-    port, text = _unwrap(line)
+    port, text = unwrapped(line)
     message = _json_text(text)
     if message is not text:
-        inner_port, text = _unwrap(message)
+        inner_port, text = unwrapped(message)
         port = port or inner_port
     clock_s = _clock(text)
     for row, match in _matches(text, triggers):
@@ -164,8 +164,8 @@ def _style(row: LineFormat, clock_s: float | None) -> str:
     )
 
 
-def _unwrap(line: str) -> tuple[str | None, str]:
-    """Strip wrappers, outermost first; returns the router child's port and the rest."""
+def unwrapped(line: str) -> tuple[str | None, str]:
+    """A line without what wraps it (containers, journals, colours), and the router child's port that it began with."""
     text = ANSI.sub("", line.rstrip("\r\n").replace("\0", "").replace("\u00a0", " "))
     if "&" in text:
         text = text.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")

@@ -108,6 +108,7 @@ def _server(run: Run) -> list[Table]:
         ("KV quantization", quantization),
         ("flash attention", _text(context.flash_attn)),
         ("batch / ubatch", f"{_text(context.n_batch)} / {_text(context.n_ubatch)}"),
+        ("speculation", ", ".join(context.spec_types) or DASH),
         ("layers offloaded", f"{_text(run.offload.layers)} of {_text(run.offload.of)}"),
         ("build", number),
         ("log style", run.log_style),

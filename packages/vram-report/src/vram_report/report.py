@@ -280,6 +280,8 @@ def _context(facts: RunFacts, load: LoadFacts | None, context: ContextFacts | No
         n_batch=_integer(params.get("n_batch")),
         n_ubatch=_integer(params.get("n_ubatch")),
         flash_attn=_flash(context, params),
+        n_outputs_max=_integer(params.get("n_outputs_max")),
+        spec_types=facts.spec_types,
     )
 
 

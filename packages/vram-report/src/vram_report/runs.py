@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vram_report.grammar import STYLES
+from vram_report.grammar import STAGES, STYLES
 from vram_report.records import Record
 from vram_report.requests import REQUEST_KINDS, RequestFacts, take_request, take_stretch
 from vram_report.serving import Stretch
@@ -163,6 +163,7 @@ class RunFacts:
     last_line: int
     port: str | None = None
     style: str = "unknown"
+    stage: str = "starting"
     build: tuple[int | None, str | None] | None = None
     is_ik: bool = False
     is_other: bool = False
@@ -191,6 +192,7 @@ class RunFacts:
     router_meta: dict[str, str] = field(default_factory=dict)
     prompt_cache: str | None = None
     checkpoints: int | None = None
+    spec_types: list[str] = field(default_factory=list)
     mem_total: dict[str, Entry] = field(default_factory=dict)
     requests: RequestFacts = field(default_factory=RequestFacts)
     failure: FailureFacts | None = None
@@ -308,6 +310,7 @@ def _take(run: RunFacts, record: Record) -> None:
         return
     if record.style and STYLES.index(record.style) > STYLES.index(run.style):
         run.style = record.style
+    run.stage = STAGES.get(record.kind, run.stage)
     HANDLERS[record.kind](run, record, record.fields)
 
 
@@ -573,6 +576,11 @@ def _on_host_budget(run: RunFacts, record: Record, fields: Fields) -> None:
         run.checkpoints = int(_text(fields, "max"))
 
 
+def _on_spec_type(run: RunFacts, record: Record, fields: Fields) -> None:
+    if fields["type"] not in run.spec_types:
+        run.spec_types.append(_text(fields, "type"))
+
+
 def _on_fit(run: RunFacts, record: Record, fields: Fields) -> None:
     run.in_fit = record.kind in ("fit_start", "fit_trial")
     if record.kind == "fit_failed":
@@ -667,6 +675,7 @@ FAILURE_KINDS = {
     "abort": "assert",
     "gpu": "device-fault",
     "port": "port",
+    "http": "port",
     "arguments": "arguments",
     "settings": "settings",
 }
@@ -695,7 +704,7 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("compute_total", "mem_required", "vram_used", "vram_total"), _on_total),
     "realloc": _on_realloc,
     **dict.fromkeys(("clip_device", "clip_size"), _on_clip),
-    "multimodal": _ignore,
+    **dict.fromkeys(("multimodal", "warming_up"), _ignore),
     "context": _on_context,
     "ctx": _on_ctx,
     "creating": _on_creating,
@@ -713,6 +722,7 @@ HANDLERS: dict[str, Handler] = {
     "auto_slots": _on_auto_slots,
     "capping": _on_capping,
     **dict.fromkeys(("prompt_cache", "checkpoints"), _on_host_budget),
+    "spec_type": _on_spec_type,
     **dict.fromkeys(("fit_start", "fit_trial", "fit_end", "fit_failed"), _on_fit),
     "fit_device": _on_fit_device,
     "table_start": _on_table_start,
