@@ -5,4 +5,6 @@ import sys
 from gguf_info.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    exec("")  # forgets a KeyboardInterrupt caught in executed text, of dataclasses say: Python would end by the signal
+    sys.exit(status)

@@ -48,12 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     ours, extra_flags = _split(words)
-    options = _parser().parse_args(ours)
-    options.extra_flags = extra_flags
-    if extra_flags and options.command is not serve_cli.serve:
-        _parser().error("flags after -- are for `serve` alone")
+    is_debugging = False
     try:
         with _termination_as_interrupt():
+            options = _parser().parse_args(ours)
+            options.extra_flags = extra_flags
+            is_debugging = options.debug
+            if extra_flags and options.command is not serve_cli.serve:
+                _parser().error("flags after -- are for `serve` alone")
             status = int(options.command(options))
             sys.stdout.flush()
             return status
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _INTERRUPTED
     except LlamaLaunchError as error:
-        if options.debug:
+        if is_debugging:
             traceback.print_exception(error)
         print(f"error: {visible(str(error), keep=_LINE_END)}", file=sys.stderr)
         if error.hint:

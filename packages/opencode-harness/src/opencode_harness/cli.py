@@ -43,10 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, pytest_arguments = _split(arguments)
-    options = _parser().parse_args(arguments)
-    options.pytest_arguments = pytest_arguments
+    is_debugging = False
     try:
         with _termination_as_interrupt():
+            options = _parser().parse_args(arguments)
+            options.pytest_arguments = pytest_arguments
+            is_debugging = options.debug
             return int(options.command(options))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -54,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _INTERRUPTED
     except (HarnessError, LlamaLaunchError) as error:
-        return _told(error, debug=options.debug)
+        return _told(error, debug=is_debugging)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         hint = "check the free space and the permissions of the run folder; --run-dir names another one"
-        return _told(HarnessError(f"{place}{error.strerror or error}", hint=hint), debug=options.debug)
+        return _told(HarnessError(f"{place}{error.strerror or error}", hint=hint), debug=is_debugging)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

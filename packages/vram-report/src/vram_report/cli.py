@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(arguments, argparse.Namespace(command=command))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     try:
         status = run(options)
         sys.stdout.flush()
