@@ -11,7 +11,6 @@ import vram_report
 __all__ = ["ServerFailure", "failure_in"]
 
 _MEMORY_KINDS = ("out-of-memory", "buffer-limit")
-_ERROR_LINE = re.compile(r"^(?:[\d.]+ )?E |error|failed|out of memory|invalid", re.IGNORECASE)
 _SHOWN_CHARS = 400
 # What the cause says, and what to do; where nothing fits, the log is all there is.
 _REMEDIES = (
@@ -66,8 +65,7 @@ def _guessed(log_path: Path) -> ServerFailure:
     except OSError as error:
         return ServerFailure(f"its log cannot be read: {error.strerror}")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("# ")]
-    errors = [line for line in lines if _ERROR_LINE.search(line)]
-    chosen = (errors or lines or ["it said nothing"])[-1]
+    chosen = vram_report.error_line(lines) or (lines or ["it said nothing"])[-1]
     return ServerFailure(vram_report.visible(chosen)[:_SHOWN_CHARS], _remedy(chosen))
 
 

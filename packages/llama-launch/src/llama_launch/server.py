@@ -7,13 +7,14 @@ else's server on the same port is never mistaken for this one.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+import vram_report
 
 from llama_launch.backend import Backend, ServerChoice, choosing
 from llama_launch.client import Client, read_api_keys
@@ -32,17 +33,10 @@ __all__ = ["RunningServer", "planned_argv", "start_server"]
 
 _POLL_S = 0.05
 _PROGRESS_EVERY_S = 2.0
-_READY = "listening on http|all slots are idle|embedded server at"
-_PORT_TAKEN = re.compile(rb"couldn't bind (?:HTTP )?server socket|[Aa]ddress already in use")
 _PORT_ATTEMPTS = 3
-# What a start is doing, by the last of these that the log holds.
-_STAGES = (
-    ("starting", re.compile(rb"")),
-    ("loading the model", re.compile(rb"load_model: loading model|loaded meta data with")),
-    ("fitting into memory", re.compile(rb"fitting params to device memory|params_fit")),
-    ("making the context", re.compile(rb"constructing llama_context")),
-    ("warming up", re.compile(rb"warming up the model")),
-)
+_EMBEDDED_READY = "embedded server at"
+# What a person reads of a stage whose name in vram-report is short.
+_STAGE_NAMES = {"loading": "loading the model", "fitting": "fitting into memory"}
 
 
 class _PortTaken(ServerStartError):
@@ -197,7 +191,7 @@ def _start(
             argv,
             log_path=log_path,
             header=f"# {choice.kind} server {version}\n# {shlex.join(argv)}\n",
-            ready=_READY,
+            ready=f"{vram_report.READY_REGEX}|{_EMBEDDED_READY}",
             log_max_mib=profile.log_max_mib,
             log_keep=profile.log_keep,
             environment={**os.environ, "CUDA_VISIBLE_DEVICES": profile.gpus} if profile.gpus else None,
@@ -289,7 +283,7 @@ def _wait_until_ready(
     while True:
         is_alive = server.is_alive()
         if not is_alive:
-            if _PORT_TAKEN.search(_log_of(server)):
+            if vram_report.is_port_taken(_log_lines(server)):
                 raise _PortTaken(f"port {server.url.rpartition(':')[2]} is in use", log_path=server.log_path)
             raise _start_error(server, f"the server ended with status {server.wait()}")
         if process.has_said("ready") and _is_healthy(server.client):
@@ -306,16 +300,16 @@ def _wait_until_ready(
         process.wait_for_news(_POLL_S)
 
 
-def _log_of(server: RunningServer) -> bytes:
+def _log_lines(server: RunningServer) -> list[str]:
     try:
-        return server.log_path.read_bytes()
+        return server.log_path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except OSError:
-        return b""
+        return []
 
 
 def _stage(server: RunningServer) -> str:
-    log = _log_of(server)
-    return [name for name, sign in _STAGES if sign.search(log)][-1]
+    stage = vram_report.start_stage(_log_lines(server))
+    return _STAGE_NAMES.get(stage, stage)
 
 
 def _is_healthy(client: Client) -> bool:
