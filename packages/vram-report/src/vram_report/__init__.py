@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     )
     from vram_report.formats import render_csv, render_html, render_markdown
     from vram_report.gpu_watch import GPUProbe, GPUReading, open_nvml
+    from vram_report.grammar import READY_REGEX
     from vram_report.prediction import read_model, with_model
     from vram_report.reader import read_log, read_stream
     from vram_report.render import SECTIONS, Page, Table, render_tables, report_page, visible
     from vram_report.report import parse, report_document
-    from vram_report.stages import READY_REGEX, error_line, is_port_taken, start_stage
+    from vram_report.stages import error_line, is_port_taken, start_stage
 
 __all__ = [
     "READY_REGEX",
@@ -131,7 +132,8 @@ _HOMES = {
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
     **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page", "visible"), "render"),
     **dict.fromkeys(("parse", "report_document"), "report"),
-    **dict.fromkeys(("READY_REGEX", "error_line", "is_port_taken", "start_stage"), "stages"),
+    "READY_REGEX": "grammar",
+    **dict.fromkeys(("error_line", "is_port_taken", "start_stage"), "stages"),
 }
 """The module of each public name. No module may have the name of a public function: it would hide it."""
 

@@ -22,6 +22,7 @@ __all__ = [
     "FORMATS_BY_TRIGGER",
     "LINE_STARTS",
     "QUIET_STARTS",
+    "READY_REGEX",
     "SLOT_TAILS",
     "STAGES",
     "STYLES",
@@ -604,6 +605,13 @@ LINE_STARTS: dict[str, tuple[str, ...]] = {
 }
 """The same for the first 9 characters of lines behind the log prefix."""
 
+
+READY_REGEX = "|".join(row.regex for row in FORMATS if row.kind == "ready")
+"""What a line says once a server answers requests, as a regular expression to search lines with.
+
+For a program that watches the output of a server and has no parser at hand. `stages.start_stage` knows more: builds of
+2024 that say that they listen before their model is loaded, and routers, whose readiness is no server's.
+"""
 
 STAGES: dict[str, str] = {
     **dict.fromkeys(("loading", "loading_draft", "load", "load_old", "tensors", "clip_device", "fit_end"), "loading"),

@@ -10,18 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from vram_report.grammar import ERROR_SIGNS, FORMATS
+from vram_report.grammar import ERROR_SIGNS
 from vram_report.records import iter_records, unwrapped
 from vram_report.runs import RunFacts, RunSplitter
 
-__all__ = ["READY_REGEX", "error_line", "is_port_taken", "run_stage", "start_stage"]
-
-READY_REGEX = "|".join(row.regex for row in FORMATS if row.kind == "ready")
-"""What a line says once a server answers requests, as a regular expression to search lines with.
-
-For a program that watches the output of a server and has no parser at hand. `start_stage` knows more: builds of 2024
-that say that they listen before their model is loaded, and routers, whose readiness is no server's.
-"""
+__all__ = ["error_line", "is_port_taken", "run_stage", "start_stage"]
 
 _ERROR_LINE = re.compile("|".join(ERROR_SIGNS), re.IGNORECASE)
 
