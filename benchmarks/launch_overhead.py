@@ -2,7 +2,8 @@
 
 The same command line is started bare and by `llama-launch serve`, in turn, on the same machine; ready is the first
 answer of /health for the bare one, and for the other one when the command says so. Two servers are tried: the embedded
-one, whose start takes a while, and a stand-in that is ready at once, which shows the overhead by itself.
+one, whose start takes a while, and a stand-in that is ready at once, which shows the overhead by itself. The stand-in
+answers --version and --help from a shell script, as quickly as a compiled server does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FAKE = ROOT / "tests" / "llama_launch" / "fake_llama_server.py"
-ROUNDS = 7
+HELP = ROOT / "tests" / "llama_launch" / "data" / "llama-server-b10068.help.txt"
+STAND_IN = f"""\
+#!/bin/sh
+case "$1" in
+  --version) echo "version: 10068 (571d0d5)" >&2 ;;
+  --help) exec cat "{HELP}" ;;
+  *) exec "{sys.executable}" "{FAKE}" "$@" ;;
+esac
+"""
+ROUNDS = 15
 TIMEOUT_S = 120.0
 
 
@@ -82,7 +92,7 @@ def main() -> None:
     measure("embedded server", ["--backend", "embedded", "--", "--no-warmup"], dict(os.environ), rounds)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "llama-server"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+        program.write_text(STAND_IN)
         program.chmod(0o755)
         environment = {**os.environ, "LLAMA_SERVER": str(program), "FAKE_LLAMA": "well"}
         measure("stand-in", ["--backend", "external"], environment, rounds)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 from vram_report import visible
 
-from llama_launch import client_cli, fleet_cli, profile_cli, runs_cli, serve_cli, slots_cli
-from llama_launch.default_model import fetch_default_model
 from llama_launch.errors import LlamaLaunchError
 
 __all__ = ["main"]
@@ -36,6 +33,17 @@ examples:
 exit status: 0 all is well, 1 the answer is no, 2 wrong usage or a wrong profile,
 3 no server, no model, or the server failed, 130 interrupted
 """
+# In the order of --help.
+_HOMES = {
+    "serve_cli": ("serve",),
+    "runs_cli": ("status", "logs", "stop", "restart", "report"),
+    "fleet_cli": ("up", "down"),
+    "slots_cli": ("slots",),
+    "client_cli": ("client-config", "probe"),
+    "profile_cli": ("profile",),
+    "model_cli": ("model",),
+}
+"""The module of each command. One alone is loaded when its command is named: a server is to start quickly."""
 _INTERRUPTED = 130
 _LINE_END = "\n"
 
@@ -51,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_debugging = False
     try:
         with _termination_as_interrupt():
-            options = _parser().parse_args(ours)
+            parser = _parser(ours)
+            options = parser.parse_args(ours)
             options.extra_flags = extra_flags
             is_debugging = options.debug
-            if extra_flags and options.command is not serve_cli.serve:
-                _parser().error("flags after -- are for `serve` alone")
+            if extra_flags and options.command_name != "serve":
+                parser.error("flags after -- are for `serve` alone")
             status = int(options.command(options))
             sys.stdout.flush()
             return status
@@ -98,40 +107,32 @@ def _termination_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _parser() -> argparse.ArgumentParser:
+class _Version(argparse.Action):
+    """Looks the version up only when asked: importing importlib.metadata takes a while."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"llama-launch {version('llama-launch')}")
+        parser.exit()
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser of the one command that the words name; of all of them, for --help, where they name none."""
     parser = argparse.ArgumentParser(
         prog="llama-launch",
         description="Start llama-server from a reviewed profile, wait until it is ready, stop it cleanly.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("llama-launch")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    serve_cli.add(commands)
-    runs_cli.add(commands)
-    fleet_cli.add(commands)
-    slots_cli.add(commands)
-    client_cli.add(commands)
-    profile_cli.add(commands)
-    _add_model(commands)
+    commands = parser.add_subparsers(title="commands", dest="command_name", required=True, metavar="COMMAND")
+    named = next((word for word in words if not word.startswith("-")), "")
+    homes = [home for home, names in _HOMES.items() if named in names] or _HOMES
+    for home in homes:
+        import_module(f"llama_launch.{home}").add(commands)
     return parser
-
-
-def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    model = commands.add_parser(
-        "model",
-        help="fetch the default model",
-        epilog="example:\n  llama-launch model fetch        print the path; fetches what is missing or damaged",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = model.add_subparsers(title="actions", required=True, metavar="ACTION")
-    fetch = actions.add_parser("fetch", help="print the file's path, fetched first when it is missing or damaged")
-    fetch.set_defaults(command=_fetch)
-
-
-def _fetch(options: argparse.Namespace) -> int:
-    path: Path = fetch_default_model(lambda line: print(line, file=sys.stderr, flush=True))
-    print(path)
-    return 0

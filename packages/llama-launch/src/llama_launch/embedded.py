@@ -6,7 +6,6 @@ and prints llama.cpp's own log on stderr.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import signal
@@ -25,9 +24,11 @@ __all__ = ["embedded_argv", "embedded_version", "main"]
 
 def embedded_version() -> str | None:
     """Version of the installed xllamacpp, whose last part is llama.cpp's build number; None when not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes a while, and an external server needs none
+
     try:
-        return importlib.metadata.version("xllamacpp")
-    except importlib.metadata.PackageNotFoundError:
+        return version("xllamacpp")
+    except PackageNotFoundError:
         return None
 
 

@@ -22,9 +22,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from llama_launch.rotating_log import RotatingLog
@@ -36,8 +35,7 @@ _CHUNK_BYTES = 1 << 16
 _DRAIN_S = 0.5
 
 
-@dataclass(frozen=True)
-class LeashSettings:
+class LeashSettings(NamedTuple):
     """How a command is held and logged.
 
     Attributes:
@@ -63,7 +61,7 @@ def leashed(command: Sequence[str], settings: LeashSettings) -> list[str]:
     """The command line that runs `command` on a leash."""
     # By path, without site packages: this file needs the standard library alone, and starts in no time. Without
     # bytecode: a full disk would leave half a file of it behind.
-    return [sys.executable, "-I", "-S", "-B", __file__, json.dumps(asdict(settings)), *command]
+    return [sys.executable, "-I", "-S", "-B", __file__, json.dumps(settings._asdict()), *command]
 
 
 def main(arguments: Sequence[str]) -> int:

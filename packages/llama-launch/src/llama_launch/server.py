@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from llama_launch.backend import Backend, ServerChoice, choosing
 from llama_launch.client import Client, read_api_keys
 from llama_launch.default_model import fetch_default_model
 from llama_launch.embedded import embedded_argv
-from llama_launch.errors import DoesNotFit, FlagsRefused, ServerStartError, ServerUnreachable
+from llama_launch.errors import DoesNotFit, FlagsRefused, ServerStartError
 from llama_launch.failure import failure_in
 from llama_launch.fit import fit_of, free_gpu_mib, visible_gpus
 from llama_launch.flags import check_flags, owned_flags, server_argv
@@ -32,6 +33,7 @@ from llama_launch.workers import Workers, planned_endpoints, start_workers
 __all__ = ["RunningServer", "planned_argv", "start_server"]
 
 _POLL_S = 0.05
+_HEALTH_S = 10.0
 _PROGRESS_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
 _EMBEDDED_READY = "embedded server at"
@@ -269,9 +271,13 @@ def _api_key(profile: Profile) -> str | None:
     return read_api_keys(Path(profile.api_key_file))[0] if profile.api_key_file else None
 
 
+def _callable_host(host: str) -> str:
+    """The host to call: a server that listens everywhere is called on the loopback."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _in_url(host: str) -> str:
-    """The host as an address to call: a server that listens everywhere is called on the loopback."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = _callable_host(host)
     return f"[{host}]" if ":" in host else host
 
 
@@ -279,14 +285,14 @@ def _wait_until_ready(
     server: RunningServer, process: ServerProcess, say: Callable[[str], None], timeout_s: float
 ) -> None:
     started = said = time.monotonic()
-    _is_healthy(server.client)  # cannot be yet, but loads the HTTP library while the server begins
+    host, port = _callable_host(server.profile.host), int(server.url.rpartition(":")[2])
     while True:
         is_alive = server.is_alive()
         if not is_alive:
             if vram_report.is_port_taken(_log_lines(server)):
-                raise _PortTaken(f"port {server.url.rpartition(':')[2]} is in use", log_path=server.log_path)
+                raise _PortTaken(f"port {port} is in use", log_path=server.log_path)
             raise _start_error(server, f"the server ended with status {server.wait()}")
-        if process.has_said("ready") and _is_healthy(server.client):
+        if process.has_said("ready") and _is_healthy(host, port):
             say(f"ready at {server.url} after {time.monotonic() - started:.1f} s")
             if server.has_lost_log():
                 say(f"warning: {server.log_path} could not be written in full; make room on its disk [log-lost]")
@@ -312,11 +318,16 @@ def _stage(server: RunningServer) -> str:
     return _STAGE_NAMES.get(stage, stage)
 
 
-def _is_healthy(client: Client) -> bool:
+def _is_healthy(host: str, port: int) -> bool:
+    """Whether /health says that the model is loaded, asked without the client, whose library takes long to load."""
+    connection = HTTPConnection(host, port, timeout=_HEALTH_S)
     try:
-        return client.is_healthy()
-    except ServerUnreachable:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def _start_error(server: RunningServer, what: str) -> ServerStartError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vram_report.capacity import largest_context_that_fitted
     from vram_report.comparison import Comparison, compare, comparison_document
+    from vram_report.control_characters import visible
     from vram_report.document import (
         Buffer,
         Build,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from vram_report.grammar import READY_REGEX
     from vram_report.prediction import read_model, with_model
     from vram_report.reader import read_log, read_stream
-    from vram_report.render import SECTIONS, Page, Table, render_tables, report_page, visible
+    from vram_report.render import SECTIONS, Page, Table, render_tables, report_page
     from vram_report.report import parse, report_document
     from vram_report.stages import error_line, is_port_taken, start_stage
 
@@ -105,6 +106,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("largest_context_that_fitted",), "capacity"),
     **dict.fromkeys(("Comparison", "compare", "comparison_document"), "comparison"),
+    "visible": "control_characters",
     **dict.fromkeys(
         (
             *("Buffer", "Build", "Capacity", "Context", "Device", "Failure", "Finding", "FullReprocessing", "KVCache"),
@@ -130,7 +132,7 @@ _HOMES = {
     **dict.fromkeys(("GPUProbe", "GPUReading", "open_nvml"), "gpu_watch"),
     **dict.fromkeys(("read_model", "with_model"), "prediction"),
     **dict.fromkeys(("read_log", "read_stream"), "reader"),
-    **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page", "visible"), "render"),
+    **dict.fromkeys(("SECTIONS", "Page", "Table", "render_tables", "report_page"), "render"),
     **dict.fromkeys(("parse", "report_document"), "report"),
     "READY_REGEX": "grammar",
     **dict.fromkeys(("error_line", "is_port_taken", "start_stage"), "stages"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 # Modules that only some commands need are imported where they are used: a report should start quickly.
 from vram_report.capacity import DEFAULT_MARGIN_MIB
+from vram_report.control_characters import visible
 from vram_report.document import LogReport, Run
 from vram_report.errors import (
     BuildWithoutModel,
@@ -27,7 +28,7 @@ from vram_report.errors import (
 )
 from vram_report.findings import CODES
 from vram_report.reader import read_log, read_stream
-from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run, visible
+from vram_report.render import SECTIONS, Page, draw_tables, report_page, select_run
 from vram_report.report import report_document
 
 if TYPE_CHECKING:

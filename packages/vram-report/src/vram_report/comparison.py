@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from vram_report.capacity import DEFAULT_MARGIN_MIB
+from vram_report.control_characters import visible
 from vram_report.document import Device, LogReport, Run
-from vram_report.render import DASH, Table, select_run, visible
+from vram_report.render import DASH, Table, select_run
 
 __all__ = ["Comparison", "Fit", "Line", "Row", "compare", "comparison_document", "comparison_tables"]
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
+from vram_report.control_characters import visible
 from vram_report.document import Device
 from vram_report.errors import GPUNotWatched
-from vram_report.render import DASH, Table, visible
+from vram_report.render import DASH, Table
 
 __all__ = ["GPUFigures", "GPUProbe", "GPUReading", "GPUWatch", "open_nvml", "watch_document", "watch_tables"]
 

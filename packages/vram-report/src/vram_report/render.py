@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from vram_report.control_characters import visible
 from vram_report.document import Device, KVPart, LogReport, Run
 from vram_report.errors import SelectionNotFound
 
@@ -22,7 +23,6 @@ __all__ = [
     "report_page",
     "run_tables",
     "select_run",
-    "visible",
 ]
 
 DASH = "–"
@@ -51,16 +51,6 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: tuple[int, ...] = ()
-
-
-def visible(text: str, *, keep: str = "") -> str:
-    """Text with control and bidirectional characters as escapes, safe to print on a terminal.
-
-    Args:
-        text: Any text.
-        keep: Characters that stay as they are, such as line ends.
-    """
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _text(value: object) -> str:
