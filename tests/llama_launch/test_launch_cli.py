@@ -205,6 +205,13 @@ def test_flags_after_two_dashes_are_for_serve_alone(capsys: Capture) -> None:
     assert "for `serve` alone" in capsys.readouterr().err
 
 
+def test_a_flag_of_the_server_before_two_dashes_is_told_where_it_belongs(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--ctx-size", "100"])
+    assert caught.value.code == 2
+    assert "flags of llama-server go behind --" in capsys.readouterr().err
+
+
 def test_slots_are_a_table_or_json(running: llama_launch.RunningServer, capsys: Capture) -> None:
     assert main(["slots", "--url", running.url]) == 0
     table = capsys.readouterr().out

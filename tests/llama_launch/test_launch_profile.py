@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 from llama_launch import ProfileError, load_profile, profile_names, read_profile
+from llama_launch.fleet import read_fleet
 
 
 def write_user(name: str, text: str) -> Path:
@@ -134,3 +135,37 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"model\xff")
     with pytest.raises(ProfileError, match=r"binary\.toml: not UTF-8 at byte 5"):
         load_profile(str(tmp_path / "binary.toml"))
+
+
+def test_a_file_that_never_ends_or_nests_too_deeply_is_refused_and_not_read(tmp_path: Path) -> None:
+    fifo, deep, large = tmp_path / "fifo.toml", tmp_path / "deep.toml", tmp_path / "large.toml"
+    os.mkfifo(fifo)
+    deep.write_text("x = " + "[" * 100_000)
+    large.write_bytes(b"#" * (1 << 21))
+    for path, said in (
+        (fifo, "not a regular file"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path, "Is a directory"),
+        (deep, "nested too deeply"),
+        (large, "larger than 1 MiB"),
+    ):
+        with pytest.raises(ProfileError, match=said):
+            load_profile(str(path))
+        with pytest.raises(ProfileError, match=said):
+            read_fleet(path)
+
+
+def test_a_model_in_place_of_a_profile_is_answered_with_how_it_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF\x03\x00\x00\x00")
+    for word in ("model.gguf", str(model)):
+        with pytest.raises(ProfileError) as caught:
+            load_profile(word)
+        assert caught.value.hint == f"llama-launch serve --set model={word}"
+
+
+@pytest.mark.parametrize(("written", "hint"), [("32k", "write 32768"), ("1M", "write 1048576"), ("many", "")])
+def test_a_number_with_a_unit_is_answered_with_the_number_in_full(written: str, hint: str) -> None:
+    with pytest.raises(ProfileError, match="not a whole number") as caught:
+        load_profile("smollm2-135m", {"n_ctx_slot": written})
+    assert caught.value.hint == hint

@@ -316,6 +316,23 @@ def test_a_damaged_record_hides_no_other(runs: Runs, text: str) -> None:
     assert runs.status()["condition"] == "ready"
 
 
+@pytest.mark.parametrize(("key", "value"), [("pid", "1"), ("pid", -1), ("pid", 1 << 70), ("argv", 3), ("url", None)])
+def test_a_record_with_a_wrong_value_is_passed_over(runs: Runs, key: str, value: object) -> None:
+    runs.serve()
+    (path,) = state_folder().glob("*.json")
+    wrong = {**json.loads(path.read_text()), "name": "wrong", key: value}
+    (state_folder() / "wrong.json").write_text(json.dumps(wrong))
+    assert runs.status()["condition"] == "ready"
+
+
+def test_a_record_that_never_ends_is_passed_over(runs: Runs) -> None:
+    runs.serve()
+    os.mkfifo(state_folder() / "pipe.json")
+    (state_folder() / "zero.json").symlink_to("/dev/zero")
+    (state_folder() / "deep.json").write_text("[" * 200_000)
+    assert runs.status()["condition"] == "ready"
+
+
 def test_a_state_folder_that_cannot_be_written_is_said(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ COMMANDS = {
 # by SIGINT even though the interrupt was caught. argparse is where every command passes.
 INTERRUPTED_IN_EXECUTED_TEXT = """\
 import argparse
-argparse.ArgumentParser.parse_args = lambda *given: exec("raise KeyboardInterrupt")
+argparse.ArgumentParser.parse_known_args = lambda *given: exec("raise KeyboardInterrupt")
 """
 
 

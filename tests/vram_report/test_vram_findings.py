@@ -139,6 +139,22 @@ def test_compute_buffer_that_outweighs_the_cache_is_reported() -> None:
     assert finding(run_of(*GPU, *CONTEXT, *KV, *COMPUTE, *READY), "compute-binding") is None
 
 
+@pytest.mark.parametrize(("n_slots", "severity"), [(4, "info"), (3, "warning")])
+def test_a_capped_slot_is_no_loss_where_the_slots_fill_the_pool_together(n_slots: int, severity: str) -> None:
+    run = run_of(
+        *GPU,
+        *(line.replace("131072", "32768") for line in CONTEXT),
+        "llama_context: n_ctx_seq (32768) > n_ctx_train (8192) -- possible training context overflow",
+        "srv    load_model: the slot context (32768) exceeds the training context of the model (8192) - capping",
+        f"srv    load_model: initializing, n_slots = {n_slots}, n_ctx_slot = 8192, kv_unified = 'true'",
+        *READY,
+    )
+    found = finding(run, "capped-context")
+    assert found is not None
+    assert found.severity == severity
+    assert "8,192 tokens, the model's training context" in found.message
+
+
 def test_unequal_gpus_are_reported() -> None:
     banner = (
         "ggml_cuda_init: found 2 CUDA devices:",

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _termination_as_interrupt():
             parser = _parser(ours)
-            options = parser.parse_args(ours)
+            options, unknown = parser.parse_known_args(ours)
+            if unknown:
+                parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint_on_flags(options)}")
             options.extra_flags = extra_flags
             is_debugging = options.debug
             if extra_flags and options.command_name != "serve":
@@ -82,6 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             print(f"hint: {visible(error.hint, keep=_LINE_END)}", file=sys.stderr)
         return error.exit_code
+
+
+def _hint_on_flags(options: argparse.Namespace) -> str:
+    if options.command_name != "serve":
+        return ""
+    return (
+        "\nhint: flags of llama-server go behind --, as in `llama-launch serve -- --no-warmup`; "
+        "what a profile sets is set by --set, as in --set n_slots=2 (`llama-launch profile show`)"
+    )
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

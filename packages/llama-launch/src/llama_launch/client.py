@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_launch.chat import ChatAnswer, StreamedAnswer, whole_answer
 from llama_launch.errors import ProfileError, ServerRefused
+from llama_launch.small_file import read_small_file
 
 if TYPE_CHECKING:
     from llama_launch.transport import Answer, Transport
@@ -95,9 +96,12 @@ def read_api_keys(path: Path) -> list[str]:
         ProfileError: The file cannot be read, or holds no key.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_small_file(path).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: {error}", hint="api_key_file names a text file with one key a line") from error
+        raise ProfileError(
+            f"{path}: {getattr(error, 'strerror', 'not UTF-8')}",
+            hint="api_key_file names a text file with one key a line",
+        ) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ProfileError(f"{path}: no API key in it", hint="write one key a line")

@@ -18,6 +18,7 @@ from typing import Any
 
 from llama_launch.client import Client
 from llama_launch.errors import ProfileError, ServerRefused
+from llama_launch.small_file import read_small_file
 
 __all__ = [
     "DEFAULT_PROVIDER",
@@ -164,7 +165,7 @@ def _merged(old: object, new: Any) -> Any:
 def _parsed(place: str, text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError(
             f"{place}: not JSON: {error}",
             hint="comments would be lost: without --write the entry is printed, to be pasted by hand",
@@ -182,7 +183,7 @@ def write_config(path: Path, provider: str, block: Mapping[str, Any]) -> bool:
     """
     target = path.resolve()  # a link to a file of somebody's dotfiles stays a link
     try:
-        old = target.read_text(encoding="utf-8") if target.exists() else ""
+        old = read_small_file(target) if target.exists() else ""
         new = merged_config(str(path), old, provider, block)
         if old.strip() and json.loads(old) == json.loads(new):
             return False
@@ -212,9 +213,11 @@ def check_config(path: Path, served: ServedModel) -> list[str]:
         ProfileError: The file cannot be read, or is not what OpenCode's configuration is.
     """
     try:
-        document = _parsed(str(path), path.read_text(encoding="utf-8"))
+        document = _parsed(str(path), read_small_file(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: {error}", hint="name OpenCode's opencode.json") from error
+        raise ProfileError(
+            f"{path}: {getattr(error, 'strerror', 'not UTF-8')}", hint="name OpenCode's opencode.json"
+        ) from error
     providers = document.get("provider")
     entries = providers.items() if isinstance(providers, dict) else ()
     ours = [(name, entry) for name, entry in entries if _address(entry) == served.url]

@@ -14,7 +14,6 @@ backend = "embedded"
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -23,11 +22,7 @@ from llama_launch.backend import Backend
 from llama_launch.errors import ProfileError
 from llama_launch.profile import DEFAULT_PROFILE, Profile, closest, load_profile
 from llama_launch.supervisor import OnOom
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from llama_launch.toml_file import parsed_toml, toml_text
 
 __all__ = ["FleetServer", "read_fleet"]
 
@@ -57,13 +52,8 @@ def read_fleet(path: Path) -> list[FleetServer]:
     Raises:
         ProfileError: It cannot be read, a value is wrong, or two servers have one port.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text).get("servers")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: {error}", hint="name a TOML file with [servers.NAME] tables") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{path}: not TOML: {error}") from error
+    text = toml_text(path, "name a TOML file with [servers.NAME] tables")
+    tables = parsed_toml(text, str(path)).get("servers")
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ProfileError(f"{path}: no servers in it", hint='begin with [servers.NAME] and profile = "PROFILE"')
     servers = [_server(path, text, name, dict(table)) for name, table in tables.items()]

@@ -11,7 +11,6 @@ import difflib
 import importlib.resources
 import re
 import shlex
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -22,11 +21,7 @@ from typing import Any
 import platformdirs
 
 from llama_launch.errors import ProfileError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from llama_launch.toml_file import parsed_toml, toml_text
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -205,7 +200,7 @@ def read_profile(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for file in files:
-        for key, value in _parsed(file).items():
+        for key, value in parsed_toml(file.text, file.place).items():
             if key != "extends":
                 origins[key] = f"{file.place}:{_line_of(file.text, key)}"
                 values[key] = _absolute(file, key, _checked(origins[key], key, value))
@@ -233,7 +228,7 @@ def _with_bases(name_or_path: str, below: tuple[str, ...]) -> tuple[str, list[Pr
     name, files = _files(name_or_path)
     bases: list[ProfileFile] = []
     for file in files:
-        base = _parsed(file).get("extends")
+        base = parsed_toml(file.text, file.place).get("extends")
         if base is not None:
             place = f"{file.place}:{_line_of(file.text, 'extends')}"
             bases = _base_files(place, file, base, (*below, name_or_path))
@@ -256,6 +251,10 @@ def _is_path(name_or_path: str) -> bool:
 
 
 def _files(name_or_path: str) -> tuple[str, list[ProfileFile]]:
+    if name_or_path.endswith(".gguf"):
+        raise ProfileError(
+            f"{name_or_path}: a model, not a profile", hint=f"llama-launch serve --set model={name_or_path}"
+        )
     if _is_path(name_or_path):
         path = Path(name_or_path).expanduser()
         return path.stem, [_read_file(path, "file")]
@@ -268,19 +267,7 @@ def _files(name_or_path: str) -> tuple[str, list[ProfileFile]]:
 
 
 def _read_file(path: Path, layer: str) -> ProfileFile:
-    try:
-        return ProfileFile(str(path), layer, path.read_text(encoding="utf-8"), path.resolve().parent)
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path}: not UTF-8 at byte {error.start}", hint="a profile is a TOML file") from error
-    except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror}", hint="name a TOML file or a profile") from error
-
-
-def _parsed(file: ProfileFile) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{file.place}: not TOML: {error}") from error
+    return ProfileFile(str(path), layer, toml_text(path, "name a TOML file or a profile"), path.resolve().parent)
 
 
 def _line_of(text: str, key: str) -> int:
@@ -327,7 +314,7 @@ def _checked(place: str, key: str, value: object) -> Any:
     try:
         converted = _CONVERSIONS[_plain_type(_TYPES[key])](value)
     except (TypeError, ValueError) as error:
-        raise ProfileError(f"{place}: {key}: {value!r} is not {error}") from error
+        raise ProfileError(f"{place}: {key}: {value!r} is not {error}", hint=_in_full(value)) from error
     low, high = _LIMITS.get(key, (None, None))
     if isinstance(converted, int) and low is not None and high is not None and not low <= converted <= high:
         raise ProfileError(f"{place}: {key}: {converted} is not between {low} and {high}")
@@ -336,6 +323,12 @@ def _checked(place: str, key: str, value: object) -> Any:
             f"{place}: {key}: unknown value {converted!r}", hint=closest(str(converted), _CHOICES[key], "one of ")
         )
     return converted
+
+
+def _in_full(value: object) -> str:
+    """A hint for a number that was given with a unit, such as 32k."""
+    match = re.fullmatch(r"(\d{1,9})\s*([kKmM])(?:i?[bB])?", value) if isinstance(value, str) else None
+    return f"write {int(match[1]) * 1024 ** (1 if match[2] in 'kK' else 2)}" if match else ""
 
 
 def closest(word: str, known: typing.Iterable[str], label: str) -> str:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 
 import platformdirs
 import psutil
 
 from llama_launch.errors import RunError
+from llama_launch.small_file import read_small_file
 
 __all__ = [
     "RunRecord",
@@ -93,6 +94,12 @@ class RunRecord:
         return self.state not in _ENDED and process_start(self.pid) == self.process_start
 
 
+_TYPES = {
+    name: str if get_origin(hint) is Literal else get_origin(hint) or hint
+    for name, hint in get_type_hints(RunRecord).items()
+}
+
+
 def state_folder() -> Path:
     """Where the records are: `runs` in llama-launch's state folder of the user."""
     return Path(platformdirs.user_state_dir("llama-launch")) / "runs"
@@ -133,10 +140,27 @@ def find_runs() -> list[RunRecord]:
     """All records, oldest first. What is no record is passed over: the folder may hold anything."""
     records = []
     for path in state_folder().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            values = json.loads(path.read_text(encoding="utf-8"))
-            records.append(RunRecord(**{**values, "argv": tuple(values["argv"])}))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            record = _record(json.loads(read_small_file(path)))
+            if record.name == path.stem:
+                records.append(record)
     return sorted(records, key=lambda record: (record.started_at, record.name))
+
+
+def _record(values: dict[str, Any]) -> RunRecord:
+    """The record that a file holds.
+
+    Raises:
+        TypeError, KeyError: It holds something else.
+    """
+    record = RunRecord(**{**values, "argv": tuple(values["argv"])})
+    for field in dataclasses.fields(RunRecord):
+        value = getattr(record, field.name)
+        if type(value) is not _TYPES[field.name]:
+            raise TypeError(f"{field.name}: {value!r}")
+    if not 0 < record.pid < 1 << 31:
+        raise TypeError(f"pid: {record.pid}")
+    return record
 
 
 def begin_run(

@@ -91,6 +91,14 @@ def _capped(run: Run, facts: RunFacts, context: ContextFacts | None) -> Finding 
     if not used.capped or used.n_ctx_slot is None:
         return None
     asked = f"{used.n_ctx_seq:,}" if used.n_ctx_seq else "a larger context"
+    if used.kv_unified and used.n_slots and used.n_ctx and used.n_ctx <= used.n_slots * used.n_ctx_slot:
+        return Finding(
+            "capped-context",
+            "info",
+            f"A conversation ends at {used.n_ctx_slot:,} tokens, the model's training context, although the pool has "
+            f"{used.n_ctx:,}; the {used.n_slots} slots fill it together.",
+            facts.capping_line,
+        )
     return Finding(
         "capped-context",
         "warning",
