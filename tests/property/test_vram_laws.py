@@ -227,6 +227,61 @@ OTHERS = (
 )
 
 
+# One request of a server that serves one at a time, a line each; the marked ones are not always there.
+USUAL = (
+    "{at}slot get_availabl: id  {slot} | task -1 | selected slot by LRU, t_last = 14",
+    "?{at}srv  get_availabl: updating prompt cache",
+    "?{at}srv   prompt_save:  - saving prompt with length {n}, total state size = 16.000 MiB",
+    "?{at}srv        update:  - cache state: 1 prompts, 16.000 MiB (limits: 8192.000 MiB, 32768 tokens, 1 est)",
+    "?{at}slot launch_slot_: id  {slot} | task -1 | sampler chain: logits -> dist",
+    "{at}slot launch_slot_: id  {slot} | task {task} | processing task, is_child = 0",
+    "?{at}slot process_sing: id  3 | task -1 | saving idle slot to prompt cache",
+    "?{at}slot prompt_clear: id  3 | task -1 | clearing prompt with {cleared} tokens",
+    "{at}slot   operator(): id  {slot} | task {task} | new prompt, n_ctx_slot = 96, n_keep = 0, task.n_tokens = {n}",
+    "{at}slot   operator(): id  {slot} | task {task} | cached n_tokens = {kept}, memory_seq_rm [{kept}, end)",
+    "?{at}slot   operator(): id  {slot} | task {task} | cached n_tokens = {n}, memory_seq_rm [{n}, end)",
+    "?{at}slot update_slots: id  {slot} | task {task} | prompt processing done, n_tokens = {n}, batch.n_tokens = 1",
+    "?{at}slot create_check: id  {slot} | task {task} | created context checkpoint 1 of 32 (pos_min = 1)",
+    "{at}slot print_timing: id  {slot} | task {task} | prompt eval time =  {n}.38 ms /  {n} tokens (  177.63 ms)",
+    "{at}slot print_timing: id  {slot} | task {task} |        eval time =      97.49 ms /     8 tokens (   12.19 ms)",
+    "?{at}slot print_timing: id  {slot} | task {task} |       total time =     340.88 ms /    15 tokens",
+    "?{at}slot print_timing: id  {slot} | task {task} |    graphs reused =          7",
+    "{at}slot      release: id  {slot} | task {task} | stop processing: n_tokens = {n}, truncated = {truncated}",
+    "?{at}srv  update_slots: all slots are idle",
+    "?{at}srv  log_server_r: done request: POST /v1/chat/completions 127.0.0.1 200",
+)
+
+
+@st.composite
+def usual_requests(draw: st.DrawFn) -> str:
+    """Requests one behind the other, in which a line may be lost, joined with the next one, or another task's."""
+    lines = []
+    for task in draw(st.lists(st.integers(0, 9), min_size=1, max_size=8)):
+        values = {
+            "at": draw(st.sampled_from(["12.05.522.363 I ", "12.05.522.363 I ", ""])),
+            "slot": draw(st.integers(0, 1)),
+            "task": task,
+            "n": draw(st.sampled_from([0, 7, 900, 4000])),
+            "kept": draw(st.sampled_from([0, 5, 900])),
+            "cleared": draw(st.sampled_from([0, 0, 900])),
+            "truncated": draw(st.sampled_from([0, 0, 0, 1])),
+        }
+        for template in USUAL:
+            if not template.startswith("?") or draw(st.booleans()):
+                lines.append(template.removeprefix("?").format(**values) + "\n")
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(lines) - 1))
+        damage = draw(st.sampled_from(["lost", "joined", "foreign task", "odd letter", "carriage return"]))
+        lines[at] = {
+            "lost": "",
+            "joined": lines[at].rstrip("\n"),
+            "foreign task": lines[at].replace("| task ", "| task 1"),
+            "odd letter": lines[at].replace(" I ", " I\u00e4 ").replace("\n", " \u00fc\n"),
+            "carriage return": lines[at].replace("\n", "\r\n"),
+        }[damage]
+    return "".join(lines)
+
+
 def filled_in(templates: tuple[str, ...]) -> st.SearchStrategy[str]:
     return st.builds(
         lambda line, at, slot, task, n: line.format(at=at, slot=slot, task=task, n=n),
@@ -242,6 +297,7 @@ serving_texts = st.lists(
     st.one_of(
         st.lists(filled_in(SERVING), max_size=20).map(lambda lines: "".join(lines * 3)),
         st.lists(filled_in(SERVING), max_size=60).map("".join),
+        usual_requests(),
         filled_in(OTHERS),
     ),
     max_size=4,
@@ -259,6 +315,15 @@ def test_requests_are_read_alike_line_by_line_and_in_blocks(name: str, serving: 
     except VRAMReportError:
         in_blocks = []
     assert in_blocks == line_by_line
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(usual_requests(), min_size=1, max_size=3).map("".join), st.integers(0, 4000), st.data())
+def test_requests_at_the_border_of_blocks_are_read_alike(requests: str, moved: int, data: st.DataObject) -> None:
+    """Texts longer than a few blocks, so that a block ends at any place of a request."""
+    text = "x" * moved + "\n" + requests * (600_000 // len(requests) + 1)
+    text = text[: len(text) - data.draw(st.integers(0, 200))]
+    assert read_stream(io.BytesIO(text.encode())).runs == parse(io.StringIO(text, newline="\n"))
 
 
 @unhurried

@@ -590,6 +590,8 @@ SLOT_TAILS: dict[str, tuple[str, ...]] = {
     "sampler c": (),
     "init samp": (),
     "n_decoded": (),
+    "      tot": (),
+    "   graphs": (),
     "\n": ("print_timing: id",),
 }
 """The first 9 (or 19) characters behind the last bar of a slot's line, and the triggers to try on such a line.

@@ -35,12 +35,12 @@ class _Input:
         """Read the whole stream."""
         stream, encoding = _decoder(stream)
         if encoding == "utf-8":
-            return parse_blocks(self._blocks(stream), margin_mib=margin_mib)
+            runs, self.lines = parse_blocks(self._blocks(stream), margin_mib=margin_mib)
+            return runs
         return parse(self._decoded(stream, encoding), margin_mib=margin_mib)
 
     def _blocks(self, stream: BinaryIO) -> Iterator[bytes]:
         for block in blocks(stream):
-            self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
             self.bytes += len(block)
             yield block
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vram_report.grammar import FORMATS_BY_TRIGGER, LINE_STARTS, QUIET_STARTS, SLOT_TAILS, LineFormat
 from vram_report.serving import Stretch, segments
 
-__all__ = ["Record", "iter_block_records", "iter_records", "unwrapped"]
+__all__ = ["BlockReader", "Record", "iter_records", "unwrapped"]
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[(?:0|1|3[0-9])m(?=\d+\.\d\d\.\d{3}|[IWED] |$)")
 WRAPPERS = tuple(
@@ -31,12 +31,17 @@ WRAPPERS = tuple(
     )
 )
 PORT = re.compile(r"\[ *(?P<port>\d{1,5})\] ")
+WRAPPED = re.compile("|".join(pattern.pattern for pattern in (*WRAPPERS, re.compile(r"\[ *\d{1,5}\] "))))
 CLOCK = re.compile(r"(?:^|\s|\.)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [IWED] ")
 TRIGGERS = tuple(FORMATS_BY_TRIGGER)
 SLOT_ROWS, START_ROWS = (
     {text: tuple(row for t in found for row in FORMATS_BY_TRIGGER[t]) for text, found in table.items()}
     for table in (SLOT_TAILS, LINE_STARTS)
 )
+# Where in a request's line its task is named at the farthest; when one is named behind that, two lines are joined.
+TASK = " | task "
+REQUEST_STARTS = ("slot ", "srv  ")
+FARTHEST_TASK = 30
 JSON_TEXT_KEYS = ("msg", "message", "log", "MESSAGE")
 
 
@@ -70,52 +75,67 @@ def iter_records(lines: Iterable[str]) -> Iterator[Record]:
     return _LineReader().read(lines, TRIGGERS)
 
 
-def iter_block_records(parts: Iterable[bytes]) -> Iterator[Record | Stretch]:
-    """Yield what a log in UTF-8 says: stretches of request lines whole, and the records of all other lines.
+class BlockReader:
+    """Reads a log in UTF-8 bytes."""
 
-    Args:
-        parts: The log in blocks of whole lines, see `serving.blocks`.
-    """
-    reader = _LineReader()
-    for block in parts:
-        for text, is_stretch in segments(block):
-            if is_stretch:
-                yield reader.pass_stretch(text)
-            else:
-                lines = text.decode("utf-8", "replace")
-                triggers = [trigger for trigger in TRIGGERS if trigger in lines]
-                yield from reader.read(io.StringIO(lines, newline="\n"), triggers)
+    def __init__(self) -> None:
+        self._reader = _LineReader()
+
+    @property
+    def lines(self) -> int:
+        """How many lines were read so far."""
+        return self._reader.number
+
+    def read(self, parts: Iterable[bytes]) -> Iterator[Record | Stretch]:
+        """Yield what a log says: stretches of request lines whole, and the records of all other lines.
+
+        Args:
+            parts: The log in blocks of whole lines, see `serving.blocks`.
+        """
+        for block in parts:
+            for start, end, requests in segments(block):
+                if requests is not None:
+                    yield self._reader.pass_stretch(block, (start, end), requests)
+                else:
+                    lines = block[start:end].decode("utf-8", "replace")
+                    triggers = [trigger for trigger in TRIGGERS if trigger in lines]
+                    yield from self._reader.read(io.StringIO(lines, newline="\n"), triggers)
 
 
 class _LineReader:
     """Turns lines into records, counting them."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self.number = 0
         self._terminated = False
 
-    def pass_stretch(self, text: bytes) -> Stretch:
+    def pass_stretch(self, text: bytes, span: tuple[int, int], requests: Sequence[re.Match[bytes]]) -> Stretch:
         """Count the lines of a stretch that is read elsewhere."""
-        stretch = Stretch(text, self._number + 1, text.count(b"\n"))
-        self._number += stretch.lines
+        stretch = Stretch(text, span, self.number + 1, requests)
+        self.number += stretch.lines
         self._terminated = True
         return stretch
 
     def read(self, lines: Iterable[str], triggers: Sequence[str]) -> Iterator[Record]:
         """Yield the records of the next lines, which hold no trigger but these."""
-        for number, line in enumerate(lines, start=self._number + 1):
-            self._number = number
+        for number, line in enumerate(lines, start=self.number + 1):
+            self.number = number
             start = line.find(" I ", 0, 22) + 3 if line[:1].isdigit() else 0
-            if line.startswith(QUIET_STARTS, start):
+            joined = line.rfind(TASK) > start + FARTHEST_TASK or line.rfind("srv  ") > start + FARTHEST_TASK
+            if not joined and line.startswith(QUIET_STARTS, start):
                 continue
-            rows = _usual_rows(line, start)
+            rows = _usual_rows(line, start) if not joined else None
             if rows is not None and not rows:
                 continue
             ended = line.endswith("\n")
             cut = self._terminated and not ended
             self._terminated = self._terminated or ended
             record = _usual_record(number, line, rows) if rows else None
-            for found in (record,) if record is not None else _line_records(number, line, triggers):
+            if joined and line.startswith(REQUEST_STARTS, start):
+                records = _joined_records(number, line, triggers)
+            else:
+                records = iter((record,)) if record is not None else _line_records(number, line, triggers)
+            for found in records:
                 if not cut or not found.fields:
                     yield found
 
@@ -137,6 +157,11 @@ def _usual_record(number: int, line: str, rows: tuple[LineFormat, ...]) -> Recor
     return None
 
 
+def _joined_records(number: int, line: str, triggers: Sequence[str]) -> Iterator[Record]:
+    matches = sorted(_matches(line, triggers), key=lambda found: found[1].start())
+    return (Record(number, row.kind, match.groupdict(), row.style, None, None) for row, match in matches)
+
+
 def _line_records(number: int, line: str, possible: Sequence[str]) -> Iterator[Record]:
     triggers = [trigger for trigger in possible if trigger in line]
     if not triggers:
@@ -151,7 +176,7 @@ def _line_records(number: int, line: str, possible: Sequence[str]) -> Iterator[R
         yield Record(number, row.kind, match.groupdict(), _style(row, clock_s), port, clock_s)
 
 
-def _matches(text: str, triggers: list[str]) -> Iterator[tuple[LineFormat, re.Match[str]]]:
+def _matches(text: str, triggers: Sequence[str]) -> Iterator[tuple[LineFormat, re.Match[str]]]:
     for trigger in triggers:
         for row in FORMATS_BY_TRIGGER[trigger]:
             for match in row.pattern.finditer(text):
@@ -170,7 +195,7 @@ def unwrapped(line: str) -> tuple[str | None, str]:
     if "&" in text:
         text = text.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")
     port = None
-    stripping = True
+    stripping = WRAPPED.match(text) is not None
     while stripping:
         stripping = False
         for pattern in WRAPPERS:

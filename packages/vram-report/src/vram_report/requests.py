@@ -12,12 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 from vram_report.document import FullReprocessing, Requests
 from vram_report.records import Record
 from vram_report.serving import SLOT_FACT, Stretch
 
 __all__ = ["REQUEST_KINDS", "RequestFacts", "Takeover", "summarize", "take_request", "take_stretch"]
+
+
+Match = re.Match[bytes]
+USUAL_GROUPS = ("slot", "task", "kept", "prompt_n", "eval_n", "held", "prompt_ms", "eval_ms", "saved", "truncated")
 
 
 @dataclass(eq=False, repr=False)
@@ -99,11 +105,42 @@ def take_request(facts: RequestFacts, record: Record) -> None:
 
 def take_stretch(facts: RequestFacts, stretch: Stretch) -> tuple[int, int] | None:
     """Add all facts of a stretch of request lines; returns an offset in the first and in the last one's line."""
+    if stretch.requests:
+        _take_usual(facts, stretch)
+        return stretch.requests[0].start("slot"), stretch.requests[-1].start("held")
     first = last = None
     for match in stretch.facts():
         STRETCH_HANDLERS[match.lastgroup or ""](facts, match, stretch)
         first, last = first or match, match
     return (first.end() - 1, last.end() - 1) if first and last else None
+
+
+def _take_usual(facts: RequestFacts, stretch: Stretch) -> None:
+    """Add requests that ran one after the other, all at once, as their lines would in their order."""
+    requests = stretch.requests
+    texts = zip(*(request.group(*USUAL_GROUPS) for request in requests), strict=True)
+    slots, numbers, kept, computed, generated, held, prompt_ms, eval_ms, saved, truncated = texts
+    n_computed, n_kept, n_held = (list(map(int, column)) for column in (computed, kept, held))
+    facts.launched += len(requests)
+    facts.timed += len(requests)
+    facts.timing_task = int(numbers[-1])
+    facts.computed, facts.computed_known = facts.computed + sum(n_computed), True
+    facts.reused, facts.reuse_known = facts.reused + sum(n_kept), True
+    facts.generated, facts.generated_known = facts.generated + sum(map(int, generated)), True
+    facts.prompt_timed_tokens += sum(n_computed)
+    facts.prompt_ms = reduce(add, map(float, prompt_ms), facts.prompt_ms)
+    facts.eval_ms = reduce(add, map(float, eval_ms), facts.eval_ms)
+    facts.max_slot_tokens = max(facts.max_slot_tokens or 0, *n_held)
+    for index, (slot, number) in enumerate(zip(map(int, slots), map(int, numbers), strict=True)):
+        facts.saved_tokens = {int(saved[index])} if saved[index] else set()
+        before = _lost(facts, slot, n_kept[index])
+        if before is not None and _take_over(facts, before, n_kept[index]):
+            line = stretch.line_at(requests[index].start("kept"))
+            facts.worst_takeover = Takeover(line, slot, number, before.task, before.tokens, n_kept[index])
+        facts.held[slot] = Held(number, n_held[index])
+        facts.running.pop(number, None)
+        if truncated[index] == b"1":
+            _truncate(facts, stretch.line_at(requests[index].start("held")))
 
 
 def _launch(facts: RequestFacts, slot: int, number: int) -> None:
@@ -117,6 +154,11 @@ def _keep(facts: RequestFacts, slot: int, number: int, kept: int) -> Held | None
     if task.kept is not None:
         return None
     task.kept = kept
+    return _lost(facts, slot, kept)
+
+
+def _lost(facts: RequestFacts, slot: int, kept: int) -> Held | None:
+    """What the slot held, unless most of it was kept or had been saved."""
     held = facts.held.pop(slot, None)
     if held is None or held.tokens in facts.saved_tokens or kept * 2 >= held.tokens:
         return None
@@ -204,9 +246,9 @@ def _on_prompt(facts: RequestFacts, record: Record) -> None:
 
 def _on_kept(facts: RequestFacts, record: Record) -> None:
     slot, number, kept = (_number(record.fields, key) for key in ("slot", "task", "tokens"))
-    held = _keep(facts, slot, number, kept)
-    if held is not None and _take_over(facts, held, kept):
-        facts.worst_takeover = Takeover(record.line, slot, number, held.task, held.tokens, kept)
+    before = _keep(facts, slot, number, kept)
+    if before is not None and _take_over(facts, before, kept):
+        facts.worst_takeover = Takeover(record.line, slot, number, before.task, before.tokens, kept)
 
 
 def _on_done(facts: RequestFacts, record: Record) -> None:
@@ -259,7 +301,6 @@ HANDLERS: dict[str, Callable[[RequestFacts, Record], None]] = {
 REQUEST_KINDS = frozenset(HANDLERS)
 """The kinds of records that this module takes."""
 
-Match = re.Match[bytes]
 NO_TASK = b"-1"
 
 
@@ -288,10 +329,10 @@ def _at_prompt(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
 
 def _at_kept(facts: RequestFacts, match: Match, stretch: Stretch) -> None:
     slot, number, kept = int(match[1]), int(match[2]), int(match["kept"])
-    held = _keep(facts, slot, number, kept)
-    if held is not None and _take_over(facts, held, kept):
+    before = _keep(facts, slot, number, kept)
+    if before is not None and _take_over(facts, before, kept):
         line = stretch.line_at(match.start())
-        facts.worst_takeover = Takeover(line, slot, number, held.task, held.tokens, kept)
+        facts.worst_takeover = Takeover(line, slot, number, before.task, before.tokens, kept)
 
 
 def _at_done(facts: RequestFacts, match: Match, stretch: Stretch) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
+
+from vram_report.usual_requests import FIRST_LINE, usual_run
 
 __all__ = ["SLOT_FACT", "Stretch", "blocks", "segments"]
 
@@ -42,61 +44,82 @@ SLOT_FACT = re.compile(
 )
 # Builds before 2026 print these on lines of their own, below the line that names slot and task.
 LOOSE_TIME = re.compile(
-    rb"\n(?:(?P<prompt_time>prompt eval time = +(?P<prompt_ms>\d+\.\d+) ms / +(?P<prompt_n>\d+) tokens)"
-    rb"|(?P<eval_time> +eval time = +(?P<eval_ms>\d+\.\d+) ms / +(?P<eval_n>\d+) tokens))"
+    rb"^(?:(?P<prompt_time>prompt eval time = +(?P<prompt_ms>\d+\.\d+) ms / +(?P<prompt_n>\d+) tokens)"
+    rb"|(?P<eval_time> +eval time = +(?P<eval_ms>\d+\.\d+) ms / +(?P<eval_n>\d+) tokens))",
+    re.MULTILINE,
 )
 # Marks of a text that must be cleaned up line by line.
 UNCLEAN = (b"\x1b", b"\0", b"\r")
 SAVED = re.compile(rb"(?P<req_save>saving prompt with length (?P<saved>\d+)(?=[\s,;]))")
 IDLE = b"all slots are idle"
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 1 << 23
+# A search for stretches takes longer than reading a start: fewer lines about a task than this are not worth it.
+TASK = b" | task "
+FEWEST_TASKS = 16
 SHORTEST_BYTES = 1 << 11
 
 
 class Stretch:
-    """Consecutive request lines.
+    """Consecutive request lines: a span of a block.
 
     Attributes:
-        text: Their bytes.
+        text: The block's bytes, or the lines' alone.
+        start: Where the lines begin in it; all offsets count from the text's begin.
+        end: Where they end.
         line: Number of the first line.
         lines: How many there are.
+        requests: The usual requests that they consist of, one behind the other; empty when there is more to them.
     """
 
-    def __init__(self, text: bytes, line: int, lines: int) -> None:
+    def __init__(self, text: bytes, span: tuple[int, int], line: int, requests: Sequence[re.Match[bytes]]) -> None:
         self.text = text
+        self.start, self.end = span
         self.line = line
-        self.lines = lines
-        self._counted = (0, line)
+        self.lines = text.count(b"\n", self.start, self.end)
+        self.requests = requests
+        self._counted = (self.start, line)
 
     def line_at(self, offset: int) -> int:
-        """The number of the line at an offset; cheap when asked for in the order of the text."""
+        """The number of the line at an offset; cheap near the end, and when asked for in the order of the text."""
         start, line = self._counted
+        if self.end - offset < abs(offset - start):
+            return self.line + self.lines - self.text.count(b"\n", offset, self.end)
         if offset < start:
-            start, line = 0, self.line
+            start, line = self.start, self.line
         self._counted = (offset, line + self.text.count(b"\n", start, offset))
         return self._counted[1]
 
     def idle_offsets(self) -> tuple[int, int]:
         """Where it first and last says that the server is idle; -1 when it never does."""
-        return self.text.find(IDLE), self.text.rfind(IDLE)
+        return self.text.find(IDLE, self.start, self.end), self.text.rfind(IDLE, self.start, self.end)
 
     def facts(self) -> Iterator[re.Match[bytes]]:
         """Each fact, whose kind is the match's last group, in the order of the text."""
-        matches = [pattern.finditer(self.text) for pattern in self._others()]
-        facts = SLOT_FACT.finditer(self.text)
+        matches = [pattern.finditer(self.text, self.start, self.end) for pattern in self._others()]
+        facts = SLOT_FACT.finditer(self.text, self.start, self.end)
         return heapq.merge(facts, *matches, key=re.Match.start) if matches else facts
 
     def _others(self) -> Iterator[re.Pattern[bytes]]:
         """Patterns of rare lines that this stretch may hold."""
-        if b"\nprompt eval" in self.text or b"\n       eval" in self.text:
+        if self._has_line(b"prompt eval") or self._has_line(b"       eval"):
             yield LOOSE_TIME
-        if b"saving prompt" in self.text:
+        if self._has(b"saving prompt"):
             yield SAVED
+
+    def _has_line(self, start: bytes) -> bool:
+        return self.text.startswith(start, self.start) or self._has(b"\n" + start)
+
+    def _has(self, text: bytes) -> bool:
+        return self.text.find(text, self.start, self.end) >= 0
 
 
 def blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in blocks of whole lines; the last may end in a cut line. Bytes without line ends are passed over."""
+    """The stream in blocks of whole lines, and of whole requests where a block has some.
+
+    The last may end in a cut line. Bytes without line ends are passed over.
+    """
+    kept = b""
     while block := stream.read(BLOCK_BYTES):
         if not block.endswith(b"\n"):
             rest = stream.readline(LONGEST_LINE_BYTES)
@@ -105,20 +128,36 @@ def blocks(stream: BinaryIO) -> Iterator[bytes]:
                 block = block[: block.rfind(b"\n") + 1] + b"\n"
             while len(rest) == LONGEST_LINE_BYTES and not rest.endswith(b"\n"):
                 rest = stream.readline(LONGEST_LINE_BYTES)
-        yield block
+        last = block.rfind(b"\n", 0, max(block.rfind(FIRST_LINE), 0)) + 1
+        yield kept + block[:last] if last else kept + block
+        kept = block[last:] if last else b""
+    if kept:
+        yield kept
 
 
-def segments(block: bytes) -> Iterator[tuple[bytes, bool]]:
-    """The parts of a block in order, and whether each is a stretch of request lines."""
+def segments(block: bytes) -> Iterator[tuple[int, int, Sequence[re.Match[bytes]] | None]]:
+    """Where the parts of a block begin and end, in order; of a stretch its usual requests, None for other lines."""
     unclean = any(mark in block for mark in UNCLEAN)
     at = 0
-    for match in STRETCH.finditer(block):
+    while not unclean and (run := usual_run(block, at)):
+        start, requests = run
+        yield from _segments(block, at, start, unclean)
+        at = requests[-1].end()
+        yield start, at, requests
+    yield from _segments(block, at, len(block), unclean)
+
+
+def _segments(
+    block: bytes, at: int, stop: int, unclean: bool
+) -> Iterator[tuple[int, int, Sequence[re.Match[bytes]] | None]]:
+    is_start = block.count(TASK, at, stop) < FEWEST_TASKS
+    for match in () if is_start else STRETCH.finditer(block, at, stop):
         start, end = match.span()
         if end - start < SHORTEST_BYTES or (unclean and any(mark in match[0] for mark in UNCLEAN)):
             continue
         if start > at:
-            yield block[at:start], False
-        yield block[start:end], True
+            yield at, start, None
+        yield start, end, ()
         at = end
-    if at < len(block):
-        yield block[at:], False
+    if at < stop:
+        yield at, stop, None
