@@ -27,7 +27,7 @@ ONLY_IN = {
     ("llama_launch", "xllamacpp"): "embedded",
     ("vram_report", "pynvml"): "gpu_watch",
 }
-DISTRIBUTION_OF = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+DISTRIBUTION_OF = {"yaml": "pyyaml", "jsonpath": "python-jsonpath", "pynvml": "nvidia-ml-py"}
 # vram-report knows gguf-info only through its optional extra, from one module.
 OPTIONAL_SIBLING = ("vram_report", "gguf_info")
 

@@ -1,31 +1,57 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
-from opencode_harness.checks import (
-    Evidence,
-    ServedAnswer,
-    ToolOutcome,
-    assert_matches_all,
-    assert_not_matches_any,
-    evaluate,
-)
+from opencode_harness.checks import assert_matches_all, assert_not_matches_any, evaluate
+from opencode_harness.errors import HarnessError
+from opencode_harness.evidence import AnswerFigures, CalledTool, Evidence, ToolOutcome, read_evidence, write_evidence
 from opencode_harness.opencode_log import PermissionAsked
 from opencode_harness.scenario import Expectation
+from opencode_harness.workspace import FileState
+
+
+def text_file(text: str, **properties: Any) -> FileState:
+    return FileState("text", text, hashlib.sha256(text.encode()).hexdigest(), **properties)
+
+
+PICTURE = FileState("binary", None, hashlib.sha256(b"\x89PNG").hexdigest())
+FILES = {
+    "notes.txt": text_file("kiwi\n"),
+    "README.md": text_file("hello\n"),
+    "picture.png": PICTURE,
+    "run.sh": text_file("#!/bin/sh\n", executable=True),
+    "latest": FileState("link", target="notes.txt"),
+    "data.json": text_file('{"fruit": {"name": "kiwi", "count": 3}}'),
+}
 
 EVIDENCE = Evidence(
     stdout="→ Read notes.txt\nThe fruit is kiwi.",
     stderr="warning: nothing serious",
     screen="The fruit is kiwi. ▣ Build · model · 5.5s",
     project_dir="",
-    before={"notes.txt": "kiwi\n", "README.md": "hello\n"},
-    after={"notes.txt": "kiwi\n", "README.md": "hello\n"},
-    paths_after={"notes.txt", "README.md", "picture.png"},
+    before={**FILES, "data.json": text_file('{"fruit": {}}')},
+    after=FILES,
+    paths_after={*FILES, "folder"},
     asked=(),
     tools=(ToolOutcome("read", "1: kiwi"),),
-    served=(ServedAnswer(cache_n=0, prompt_n=2206), ServedAnswer(cache_n=2205, prompt_n=1)),
+    answers=(
+        AnswerFigures("title", "scripted"),
+        AnswerFigures("main", "server", 0, 2206, 2206, 20, "tool_calls"),
+        AnswerFigures("main", "server", 2205, 45, 2250, 12, "stop"),
+    ),
+    calls=(
+        CalledTool("main", "read", {"filePath": "/w/notes.txt", "limit": 20}),
+        CalledTool("sub:1", "grep", {"pattern": "kiwi"}),
+        CalledTool("main", "edit", None),
+    ),
+    scrollback="Building · esc interrupt\nThe fruit is kiwi.",
+    exit_status=0,
+    turn_s=4.25,
+    places={"workspace": "/w"},
 )
 
 # Key, a value that holds for EVIDENCE, one that does not, and what the message must say then.
@@ -48,6 +74,42 @@ CASES = [
     ("expected_files", ("notes.txt", {"matches": "k.wi"}), ("notes.txt", {"matches": ["k", "p"]}), "/p/ not found"),
     ("expected_files", ("plum.txt", {"absent": True}), ("notes.txt", {"absent": True}), "notes.txt exists"),
     ("expected_files", ("plum.txt", {"absent": True}), ("picture.png", {"absent": True}), "picture.png exists"),
+    ("expected_files", ("notes.txt", "kiwi\n"), ("folder", "kiwi\n"), "folder is a folder"),
+    ("expected_files", ("notes.txt", {"unchanged": True}), ("data.json", {"unchanged": True}), "data.json changed"),
+    (
+        "expected_files",
+        ("data.json", {"json": {"$.fruit.count": 3, "$.fruit": {"name": "kiwi", "count": 3}}}),
+        ("data.json", {"json": {"$.fruit.count": 4}}),
+        "$.fruit.count should be 4, found [3]",
+    ),
+    (
+        "expected_files",
+        ("data.json", {"diff": '-{"fruit": {}}\n+{"fruit": {"name": "kiwi", "count": 3}}'}),
+        ("data.json", {"diff": '-{"fruit": {}}'}),
+        "changed otherwise than the diff says",
+    ),
+    ("expected_files", ("picture.png", {"base64": "iVBORw=="}), ("picture.png", {"base64": "AAAA"}), "other bytes"),
+    ("expected_files", ("run.sh", {"executable": True}), ("notes.txt", {"executable": True}), "is not executable"),
+    ("expected_files", ("latest", {"link": "notes.txt"}), ("latest", {"link": "plum"}), "is a link to notes.txt"),
+    ("scrollback_contains", "Building", "plum", "'plum' not found in what was on the screen"),
+    ("scrollback_not_contains", "plum", "Building", "what was on the screen holds 'Building'"),
+    ("scrollback_contains_re", "esc .*t", "plum", "not found in what was on the screen"),
+    ("scrollback_not_contains_re", "plum", "esc", "holds 'esc'"),
+    ("exit_code", 0, 130, "expected 130, found 0"),
+    ("bounds", ("requests", 2), ("requests", 1), "requests: 2, more than 1"),
+    ("bounds", ("prompt_tokens", 2250), ("prompt_tokens", 2249), "prompt_tokens: 2250, more than 2249"),
+    ("bounds", ("completion_tokens", 32), ("completion_tokens", 31), "completion_tokens: 32, more than 31"),
+    ("bounds", ("turn_s", 5), ("turn_s", 4), "turn_s: 4.25, more than 4"),
+    ("bounds", ("cache_hit_min", 0.98), ("cache_hit_min", 0.99), "0.98 of the prompt tokens were reused"),
+    ("tool_calls_made", {"name": "read"}, {"name": "grep"}, "no such call: grep"),
+    ("tool_calls_made", {"name": "grep", "lane": "any"}, {"name": "bash", "lane": "any"}, "sub:1: grep"),
+    (
+        "tool_calls_made",
+        {"name": "read", "arguments": {"filePath": "{workspace}/notes.txt", "limit": {"matches": "^2"}}},
+        {"name": "read", "arguments": {"filePath": "{workspace}/plum.txt"}},
+        'main: read {"filePath": "/w/notes.txt"',
+    ),
+    ("tool_calls_not_made", {"name": "edit", "arguments": {"a": 1}}, {"name": "edit"}, "the main agent called edit"),
     ("expected_files", ("notes.txt", "kiwi\n"), ("picture.png", "kiwi\n"), "picture.png is no text file"),
     ("expected_files", ("notes.txt", "kiwi\n"), ("plum.txt", "plum\n"), "plum.txt does not exist"),
 ]
@@ -62,18 +124,20 @@ def test_a_key_holds_or_says_what_was_expected_and_found(key: str, right: Any, w
 
 
 def test_unchanged_files_name_each_difference() -> None:
-    after = {"notes.txt": "plum\n", "new.txt": "x"}
-    evidence = dataclasses.replace(EVIDENCE, after=after)
+    before = {"notes.txt": text_file("kiwi\n"), "README.md": text_file("hello\n")}
+    after = {"notes.txt": text_file("plum\n"), "new.txt": text_file("x")}
+    evidence = dataclasses.replace(EVIDENCE, before=before, after=after)
     (failure,) = evaluate([Expectation("files_unchanged", True, 3)], evidence)
     assert "notes.txt changed" in failure.message
     assert "-kiwi\n+plum" in failure.message
     assert "new.txt appeared" in failure.message
     assert "README.md vanished" in failure.message
-    assert evaluate([Expectation("files_unchanged", True, 3)], EVIDENCE) == ()
+    unchanged = dataclasses.replace(EVIDENCE, before=FILES)
+    assert evaluate([Expectation("files_unchanged", True, 3)], unchanged) == ()
 
 
 def test_project_files_are_looked_up_below_the_project_folder() -> None:
-    files = {"deep/project/notes.txt": "kiwi\n"}
+    files = {"deep/project/notes.txt": text_file("kiwi\n")}
     evidence = dataclasses.replace(EVIDENCE, project_dir="deep/project", before=files, after=files)
     wanted = [Expectation("expected_files", ("notes.txt", "kiwi\n"), 1), Expectation("files_unchanged", "notes.txt", 2)]
     assert evaluate(wanted, evidence) == ()
@@ -86,16 +150,17 @@ def test_a_missing_last_newline_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "message"),
+    ("answers", "message"),
     [
         ((), "no main request was answered"),
-        ((ServedAnswer(None, None),), "no timings"),
-        ((ServedAnswer(2205, 1),), "reused 2205 cached tokens and computed 1"),
-        ((ServedAnswer(0, 0),), "computed no prompt token"),
+        ((AnswerFigures(source="scripted", cache_n=0, prompt_n=9),), "no main request was answered"),
+        ((AnswerFigures(),), "no timings"),
+        ((AnswerFigures(cache_n=2205, prompt_n=1),), "reused 2205 cached tokens and computed 1"),
+        ((AnswerFigures(cache_n=0, prompt_n=0),), "computed no prompt token"),
     ],
 )
-def test_a_cold_start_needs_proof(served: tuple[ServedAnswer, ...], message: str) -> None:
-    evidence = dataclasses.replace(EVIDENCE, served=served)
+def test_a_cold_start_needs_proof(answers: tuple[AnswerFigures, ...], message: str) -> None:
+    evidence = dataclasses.replace(EVIDENCE, answers=answers)
     (failure,) = evaluate([Expectation("cold_start", True, 1)], evidence)
     assert message in failure.message
     assert evaluate([Expectation("cold_start", True, 1)], EVIDENCE) == ()
@@ -131,3 +196,24 @@ def test_every_pattern_must_be_found() -> None:
     assert_matches_all("one two", ["one", "two"])
     with pytest.raises(AssertionError, match="/three/ not found in answer"):
         assert_matches_all("one two", ["one", "three"], what="answer")
+
+
+def test_evidence_that_was_written_is_read_again_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    evidence = dataclasses.replace(
+        EVIDENCE,
+        slot_tokens={0: 12},
+        asked=(PermissionAsked("bash", "[]"),),
+        stdout="half a pair \ud800, \x1b[31m",
+        paths_after=sorted(EVIDENCE.paths_after),
+    )
+    write_evidence(path, evidence)
+    assert read_evidence(path) == evidence
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}', '{"schema_version": 99}', "[" * 100_000])
+def test_what_is_no_evidence_is_told_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text(text)
+    with pytest.raises(HarnessError, match=r"evidence\.json: not the evidence of a trial"):
+        read_evidence(path)

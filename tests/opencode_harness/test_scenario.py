@@ -81,11 +81,16 @@ FAULTS = [
     ("prompt: hi\nproject_dir: a/../../b\nstdout_contains: x\n", "2:1", "project_dir", ""),
     ("prompt: hi\nturns: []\nstdout_contains: x\n", "2:1", "turns", ""),
     ("prompt: hi\nturns:\n  - txt: x\nstdout_contains: x\n", "3:5", "unknown key 'txt'", "did you mean 'text'?"),
-    ("prompt: hi\nturns:\n  - text: a\n  - finish_reason: stop\nstdout_contains: x\n", "4:5", "needs text or", ""),
+    (
+        "prompt: hi\nturns:\n  - text: a\n  - finish_reason: stop\nstdout_contains: x\n",
+        "4:5",
+        "needs text, reasoning or",
+        "",
+    ),
     ("prompt: hi\npermission: {read: maybe}\nstdout_contains: x\n", "2:14", "permission.read", ""),
     ("prompt: hi\npermission_answer: never\nstdout_contains: x\n", "2:1", "permission_answer", ""),
     ("prompt: hi\ntimeouts: {turn: 0}\nstdout_contains: x\n", "2:12", "timeouts.turn", ""),
-    ("prompt: hi\nexpected_files: {a: {absent: false}}\n", "2:18", "expected_files.a", ""),
+    ("prompt: hi\nexpected_files: {a: {absent: false}}\n", "2:22", "expected_files.a", ""),
     ("prompt: 2024-01-01\nstdout_contains: x\n", "1:9", "unsupported value", "quote"),
     ("- prompt\n", "1:1", "not of type 'object'", ""),
     ("", "1:1", "the file is empty", "prompt"),
@@ -135,13 +140,29 @@ def test_a_root_without_scenarios_is_an_error(tmp_path: Path, name: str) -> None
 
 
 SET_UP = {"description", "tags", "prompt", "project_dir", "files", "outside_files", "permission", "permission_answer"}
-SET_UP |= {"turns", "max_output_tokens", "timeouts"}
+SET_UP |= {
+    "turns",
+    "max_output_tokens",
+    "timeouts",
+    "then",
+    "resume",
+    "git",
+    "requires",
+    "guided",
+    "solution",
+    "faults",
+}
+SET_UP |= {"limits"}
 VALUES: dict[str, object] = {
     "files_unchanged": True,
     "expected_files": {"a.txt": "text"},
     "permissions_asked": [],
     "tools_called": [],
     "cold_start": True,
+    "exit_code": 0,
+    "bounds": {"requests": 3},
+    "tool_calls_made": {"name": "read"},
+    "tool_calls_not_made": {"name": "read"},
 }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-from opencode_harness.tui import TerminalStartError, Timeouts, TuiRun, run_opencode_tui
+from opencode_harness.tui import Start, TerminalStartError, Timeouts, TuiRun, run_opencode_tui
 
 FAKE = r"""
 import os, signal, subprocess, sys, termios, tty
@@ -63,23 +64,24 @@ if "Reject" in answers:
     draw("  ▣  Build · m")
 elif "silent" not in how:
     draw("  The fruit is kiwi.", "  ▣  Build · m · 0.1s")
-    Path("ended").touch()
+    open("ended", "a").write("x")
 while key() != b"\x03" or "stubborn" in how:
     pass
 """
 QUICK = Timeouts(ready_s=10, input_s=10, turn_s=20, quiet_s=3, exit_s=5, settle_s=0.1)
 
 
-def drive(folder: Path, how: str, timeouts: Timeouts = QUICK, prompt: str = "Say it.", **options: object) -> TuiRun:
+def drive(
+    folder: Path, how: str, timeouts: Timeouts = QUICK, prompts: Sequence[str] = ("Say it.",), **options: object
+) -> TuiRun:
     (folder / "fake.py").write_text(FAKE, encoding="utf-8")
     artefacts = folder / "artefacts"
     artefacts.mkdir()
     run = run_opencode_tui(
-        [sys.executable, str(folder / "fake.py"), how],
+        [Start([sys.executable, str(folder / "fake.py"), how], prompts)],
         env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1"},
         cwd=folder,
-        prompt=prompt,
-        turn_ended=(folder / "ended").exists,
+        turn_ended=lambda turns: (folder / "ended").exists() and len((folder / "ended").read_text()) >= turns,
         artefacts=artefacts,
         timeouts=timeouts,
         **options,  # type: ignore[arg-type]
@@ -90,7 +92,7 @@ def drive(folder: Path, how: str, timeouts: Timeouts = QUICK, prompt: str = "Say
 
 
 def test_a_plain_answer_is_done_and_everything_is_recorded(tmp_path: Path) -> None:
-    run = drive(tmp_path, "plain", prompt="first\nsecond")
+    run = drive(tmp_path, "plain", prompts=["first\nsecond"])
     assert (run.outcome, run.exit_status) == ("done", 0)
     assert "The fruit is kiwi." in run.screen_text
     assert run.stderr_text == "noise on stderr\n"
@@ -150,5 +152,9 @@ def test_what_the_program_left_running_in_a_session_of_its_own_is_killed(tmp_pat
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TerminalStartError, match="cannot start /nowhere/opencode"):
         run_opencode_tui(
-            ["/nowhere/opencode"], env={}, cwd=tmp_path, prompt="x", turn_ended=lambda: False, artefacts=tmp_path
+            [Start(["/nowhere/opencode"], ["x"])],
+            env={},
+            cwd=tmp_path,
+            turn_ended=lambda turns: False,
+            artefacts=tmp_path,
         )

@@ -79,8 +79,8 @@ def test_a_turn_is_read_from_a_scenarios_mapping(raw: dict[str, Any], expected: 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({}, "a turn needs text or tool_calls"),
-        ({"tool_calls": []}, "a turn needs text or tool_calls"),
+        ({}, "a turn needs text, reasoning or tool_calls"),
+        ({"tool_calls": []}, "a turn needs text, reasoning or tool_calls"),
         ({"txt": "Hi"}, "unknown key 'txt'"),
         ({"text": 5}, "text: must be text, found 5"),
         ({"tool_calls": "read"}, "tool_calls: must be a list"),

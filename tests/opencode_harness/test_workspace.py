@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from opencode_harness.errors import WorkspaceError
-from opencode_harness.workspace import FileChange, changed_files, create_layout, lay_files, snapshot_text_files
+from opencode_harness.workspace import (
+    FileChange,
+    FileState,
+    changed_files,
+    create_layout,
+    lay_files,
+    snapshot_text_files,
+)
 
 
 def test_the_xdg_folders_and_home_are_siblings_of_the_workspace(tmp_path: Path) -> None:
@@ -93,8 +100,9 @@ def test_the_snapshot_leaves_out_binaries_links_and_git(tmp_path: Path) -> None:
 
 
 def test_changes_tell_what_appeared_vanished_and_changed() -> None:
-    before = {"same": "1", "changed": "1", "gone": "1"}
-    after = {"same": "1", "changed": "2", "new": "1"}
+    one, two = FileState("text", "1"), FileState("text", "2")
+    before = {"same": one, "changed": one, "gone": one}
+    after = {"same": one, "changed": two, "new": one}
     changes = changed_files(before, after)
-    assert changes == (FileChange("changed", "1", "2"), FileChange("gone", "1", None), FileChange("new", None, "1"))
+    assert changes == (FileChange("changed", one, two), FileChange("gone", one, None), FileChange("new", None, one))
     assert [change.kind for change in changes] == ["changed", "vanished", "appeared"]

@@ -14,10 +14,12 @@ from opencode_harness.errors import (
 )
 from opencode_harness.isolation import ModelLimits
 from opencode_harness.opencode import find_opencode, install_opencode
+from opencode_harness.outcomes import Outcome
 from opencode_harness.scenario import Scenario, load_scenario, scenario_schema
 from opencode_harness.slots import SlotFlush, flush_slots
-from opencode_harness.trial import Outcome, Problem, TrialResult, TrialSpec, run_trial
+from opencode_harness.trial import TrialResult, TrialSpec, run_trial
 from opencode_harness.tui import run_opencode_tui
+from opencode_harness.verdict import Problem
 from opencode_harness.workspace import snapshot_text_files
 
 __all__ = [

@@ -6,74 +6,20 @@ that says what was expected and what was found. No check reads a file or waits.
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opencode_harness.opencode_log import PermissionAsked
+from opencode_harness.evidence import CalledTool, Evidence
+from opencode_harness.file_checks import file_message, shown_change
 from opencode_harness.scenario import Expectation
-from opencode_harness.workspace import FileChange, changed_files
+from opencode_harness.workspace import changed_files
 
-__all__ = [
-    "CheckFailure",
-    "Evidence",
-    "ServedAnswer",
-    "ToolOutcome",
-    "assert_matches_all",
-    "assert_not_matches_any",
-    "evaluate",
-]
+__all__ = ["CheckFailure", "assert_matches_all", "assert_not_matches_any", "evaluate"]
 
 _SHOWN_CHARS = 1200
-
-
-@dataclass(frozen=True)
-class ToolOutcome:
-    """A tool's result as OpenCode reported it to the model."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class ServedAnswer:
-    """Timings of a main request that the real server answered: prompt tokens reused and computed."""
-
-    cache_n: int | None
-    prompt_n: int | None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a trial showed.
-
-    Attributes:
-        stdout: The terminal's bytes without escapes.
-        stderr: What OpenCode wrote to stderr.
-        screen: The screen at the end of the turn, rows joined whatever their wrapping.
-        project_dir: The project's folder, relative to the workspace ("" = the same).
-        before: Text files of the workspace before OpenCode started.
-        after: The same, afterwards.
-        paths_after: Every path of the workspace afterwards, whatever it holds.
-        asked: Permissions asked for.
-        tools: Tool results, in the order in which they were reported.
-        served: Main requests that the real server answered, in order.
-        slot_tokens: Prompt tokens that each slot holds after the turn; None when the server does not tell.
-    """
-
-    stdout: str
-    stderr: str
-    screen: str
-    project_dir: str
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-    paths_after: Collection[str]
-    asked: tuple[PermissionAsked, ...]
-    tools: tuple[ToolOutcome, ...]
-    served: tuple[ServedAnswer, ...]
-    slot_tokens: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,13 +88,19 @@ def _not_contains(field: str, what: str) -> Callable[[Any, Evidence], str | None
     return check
 
 
-def _shows(value: Any, evidence: Evidence) -> str | None:
-    found = _unspaced(value) in _unspaced(evidence.screen)
-    return None if found else _not_found(repr(value), "the screen", evidence.screen)
+def _shows(field: str, what: str) -> Callable[[Any, Evidence], str | None]:
+    def check(value: Any, evidence: Evidence) -> str | None:
+        text = getattr(evidence, field)
+        return None if _unspaced(value) in _unspaced(text) else _not_found(repr(value), what, text)
+
+    return check
 
 
-def _shows_not(value: Any, evidence: Evidence) -> str | None:
-    return f"the screen holds {value!r}" if _unspaced(value) in _unspaced(evidence.screen) else None
+def _shows_not(field: str, what: str) -> Callable[[Any, Evidence], str | None]:
+    def check(value: Any, evidence: Evidence) -> str | None:
+        return f"{what} holds {value!r}" if _unspaced(value) in _unspaced(getattr(evidence, field)) else None
+
+    return check
 
 
 def _unspaced(text: str) -> str:
@@ -185,7 +137,7 @@ def _files_unchanged(value: Any, evidence: Evidence) -> str | None:
         if path not in evidence.before:
             return f"{value!r} was not among the files at the start"
         changes = tuple(change for change in changes if change.path == path)
-    return "\n".join(_shown(change) for change in changes) or None
+    return "\n".join(shown_change(change) for change in changes) or None
 
 
 def _expected_file(value: Any, evidence: Evidence) -> str | None:
@@ -193,35 +145,25 @@ def _expected_file(value: Any, evidence: Evidence) -> str | None:
     path = _in_workspace(name, evidence)
     if isinstance(expected, Mapping) and "absent" in expected:
         return f"{name} exists" if path in evidence.paths_after else None
-    found = evidence.after.get(path)
-    if found is None:
-        return f"{name} is no text file" if path in evidence.paths_after else f"{name} does not exist"
-    if isinstance(expected, str):
-        return _exact_text(name, expected, found)
-    patterns = expected["matches"] if isinstance(expected["matches"], list) else [expected["matches"]]
-    messages = (_message_of(assert_matches_all, found, pattern, name) for pattern in patterns)
-    return next((message for message in messages if message), None)
-
-
-def _exact_text(name: str, expected: str, found: str) -> str | None:
-    return None if found == expected else f"{name} differs\n" + _difference(expected, found, "expected", "found")
+    after = evidence.after.get(path)
+    if after is None and path in evidence.paths_after:
+        return f"{name} is a folder"
+    return file_message(name, _filled(expected, evidence), evidence.before.get(path), after)
 
 
 def _in_workspace(name: str, evidence: Evidence) -> str:
     return f"{evidence.project_dir.rstrip('/')}/{name}" if evidence.project_dir else name
 
 
-def _shown(change: FileChange) -> str:
-    if change.kind != "changed":
-        return f"{change.path} {change.kind}"
-    difference = _difference(change.before or "", change.after or "", "before", "after")
-    return f"{change.path} changed\n{difference}"
-
-
-def _difference(old: str, new: str, old_name: str, new_name: str) -> str:
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), old_name, new_name, lineterm="", n=1)
-    text = "\n".join(lines) or f"{old_name} {old[-80:]!r}\n{new_name} {new[-80:]!r}"
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "\n…"
+def _filled(value: Any, evidence: Evidence) -> Any:
+    """A value with {workspace} and {outside} replaced in its texts."""
+    if isinstance(value, str):
+        for name, place in evidence.places.items():
+            value = value.replace("{" + name + "}", place)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _filled(item, evidence) for key, item in value.items()}
+    return [_filled(item, evidence) for item in value] if isinstance(value, list) else value
 
 
 def _permissions_asked(value: Any, evidence: Evidence) -> str | None:
@@ -239,6 +181,92 @@ def _same_list(what: str, expected: list[str], found: list[str]) -> str | None:
 def _tool_results(value: Any, evidence: Evidence) -> str | None:
     text = "\n".join(tool.text for tool in evidence.tools)
     return _message_of(assert_matches_all, text, value, "the tool results")
+
+
+def _call_made(value: Any, evidence: Evidence) -> str | None:
+    if any(_meets(call, value, evidence) for call in evidence.calls):
+        return None
+    return f"no such call: {_shown_call(value['name'], value.get('arguments'))}; {_calls_in_words(evidence.calls)}"
+
+
+def _call_not_made(value: Any, evidence: Evidence) -> str | None:
+    made = [call for call in evidence.calls if _meets(call, value, evidence)]
+    return f"the {made[0].lane} agent called {_shown_call(made[0].name, made[0].arguments)}" if made else None
+
+
+def _meets(call: CalledTool, wanted: Mapping[str, Any], evidence: Evidence) -> bool:
+    lane = wanted.get("lane", "main")
+    if call.name != wanted["name"] or lane not in ("any", call.lane):
+        return False
+    arguments = wanted.get("arguments", {})
+    if arguments and call.arguments is None:
+        return False
+    return all(
+        name in (call.arguments or {}) and _same_argument((call.arguments or {})[name], _filled(value, evidence))
+        for name, value in arguments.items()
+    )
+
+
+def _same_argument(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping) and set(wanted) == {"matches"}:
+        text = found if isinstance(found, str) else json.dumps(found)
+        return re.search(wanted["matches"], text) is not None
+    return bool(found == wanted)
+
+
+def _shown_call(name: str, arguments: Mapping[str, Any] | None) -> str:
+    return f"{name} {json.dumps(arguments, ensure_ascii=False)}" if arguments else name
+
+
+def _calls_in_words(calls: tuple[CalledTool, ...]) -> str:
+    lines = [f"  {call.lane}: {_shown_call(call.name, call.arguments)}"[:200] for call in calls]
+    return "the models called:\n" + "\n".join(lines) if lines else "no model called any tool"
+
+
+def _exit_code(value: Any, evidence: Evidence) -> str | None:
+    found = evidence.exit_status
+    return None if found == value else f"OpenCode's exit status: expected {value}, found {found}"
+
+
+def _bound(value: Any, evidence: Evidence) -> str | None:
+    name, limit = value
+    found = _BOUNDED[name](evidence)
+    if found is None:
+        return f"{name}: nothing tells how much it was"
+    if name == "cache_hit_min":
+        return f"cache_hit_min: {found:.2f} of the prompt tokens were reused, wanted {limit}" if found < limit else None
+    return f"{name}: {found:g}, more than {limit:g}" if found > limit else None
+
+
+def _requests(evidence: Evidence) -> float | None:
+    return sum(answer.lane != "title" for answer in evidence.answers)
+
+
+def _prompt_tokens(evidence: Evidence) -> float | None:
+    counts = [answer.prompt_tokens for answer in evidence.answers if answer.lane != "title"]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _completion_tokens(evidence: Evidence) -> float | None:
+    counts = [answer.completion_tokens for answer in evidence.answers if answer.lane != "title"]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _cache_hit(evidence: Evidence) -> float | None:
+    later = [(answer.cache_n, answer.prompt_n) for answer in evidence.served[1:]]
+    pairs = [(reused, computed) for reused, computed in later if reused is not None and computed is not None]
+    total = sum(reused + computed for reused, computed in pairs)
+    return sum(reused for reused, _ in pairs) / total if total else None
+
+
+_BOUNDED: Mapping[str, Callable[[Evidence], float | None]] = {
+    "requests": _requests,
+    "prompt_tokens": _prompt_tokens,
+    "completion_tokens": _completion_tokens,
+    "turn_s": lambda evidence: evidence.turn_s,
+    "cache_hit_min": _cache_hit,
+}
 
 
 def _cold_start(value: Any, evidence: Evidence) -> str | None:
@@ -266,14 +294,22 @@ _CHECKS: Mapping[str, Callable[[Any, Evidence], str | None]] = {
     "stdout_not_contains_re": _not_matches("stdout", "stdout"),
     "stderr_contains_re": _matches("stderr", "stderr"),
     "stderr_not_contains_re": _not_matches("stderr", "stderr"),
-    "screen_contains": _shows,
-    "screen_not_contains": _shows_not,
+    "screen_contains": _shows("screen", "the screen"),
+    "screen_not_contains": _shows_not("screen", "the screen"),
     "screen_contains_re": _matches("screen", "the screen"),
     "screen_not_contains_re": _not_matches("screen", "the screen"),
+    "scrollback_contains": _shows("scrollback", "what was on the screen"),
+    "scrollback_not_contains": _shows_not("scrollback", "what was on the screen"),
+    "scrollback_contains_re": _matches("scrollback", "what was on the screen"),
+    "scrollback_not_contains_re": _not_matches("scrollback", "what was on the screen"),
     "files_unchanged": _files_unchanged,
     "expected_files": _expected_file,
     "permissions_asked": _permissions_asked,
     "tools_called": _tools_called,
     "tool_results_contain_re": _tool_results,
+    "tool_calls_made": _call_made,
+    "tool_calls_not_made": _call_not_made,
     "cold_start": _cold_start,
+    "exit_code": _exit_code,
+    "bounds": _bound,
 }

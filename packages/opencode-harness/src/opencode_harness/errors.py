@@ -4,9 +4,10 @@
     ├── ScenarioError        a scenario file is wrong: file, line, column
     ├── OpenCodeNotFound     no OpenCode executable
     ├── OpenCodeInstallError npm is missing or failed
+    ├── ProxyError           the proxy cannot be started
     └── WorkspaceError       a trial's folders cannot be laid out
 
-Modules that own a subject (terminal, proxy, turns) define their own subclasses beside it.
+Modules that own a subject (terminal, turns, cassettes) define their own subclasses beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ __all__ = [
     "HarnessError",
     "OpenCodeInstallError",
     "OpenCodeNotFound",
+    "ProxyError",
     "ScenarioError",
     "WorkspaceError",
 ]
@@ -66,3 +68,7 @@ class OpenCodeInstallError(HarnessError):
 
 class WorkspaceError(HarnessError):
     """A trial's folders cannot be made, or a path would leave them."""
+
+
+class ProxyError(HarnessError):
+    """The proxy cannot be started: a wrong upstream address, or a journal that cannot be written."""

@@ -150,7 +150,8 @@ def _with_hint(error: HarnessError) -> str:
 
 
 def _trial_function(scenario: Scenario) -> Any:
-    from opencode_harness.trial import Outcome, TrialSpec, run_trial
+    from opencode_harness.outcomes import Outcome
+    from opencode_harness.trial import TrialSpec, run_trial
 
     def trial(request: pytest.FixtureRequest, tmp_path: Path, oc_server: ServerUnderTest, oc_opencode: Path) -> None:
         spec = TrialSpec(scenario, tmp_path, oc_opencode, oc_server.url, oc_server.limits, oc_server.api_key)

@@ -6,46 +6,52 @@ and, for a misspelt key, the key that was probably meant.
 
 from __future__ import annotations
 
-import difflib
+import base64
 import importlib.resources
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
-
 from opencode_harness.errors import ScenarioError
-from opencode_harness.turns import Turn, TurnError
-from opencode_harness.yaml_source import Location, YamlSource, read_yaml
+from opencode_harness.proxy_faults import ProxyFault
+from opencode_harness.scenario_faults import PATTERN_KEYS, scenario_faults
+from opencode_harness.turns import Turn
+from opencode_harness.workspace import FileSpec
+from opencode_harness.yaml_source import YamlSource, read_yaml
 
-__all__ = ["Expectation", "Scenario", "load_scenario", "scenario_paths", "scenario_schema"]
+__all__ = [
+    "Expectation",
+    "Limits",
+    "Requirements",
+    "Scenario",
+    "find_faults",
+    "load_scenario",
+    "scenario_paths",
+    "scenario_schema",
+]
 
 PermissionAnswer = Literal["always", "once", "reject"]
 
-_PATTERN_KEYS = (
-    "stdout_contains_re",
-    "stdout_not_contains_re",
-    "stderr_contains_re",
-    "stderr_not_contains_re",
-    "screen_contains_re",
-    "screen_not_contains_re",
-    "tool_results_contain_re",
-)
 _CHECK_KEYS = (
     "stdout_contains",
     "stdout_not_contains",
     "screen_contains",
     "screen_not_contains",
-    *_PATTERN_KEYS,
+    "scrollback_contains",
+    "scrollback_not_contains",
+    *PATTERN_KEYS,
     "files_unchanged",
     "expected_files",
     "permissions_asked",
     "tools_called",
+    "tool_calls_made",
+    "tool_calls_not_made",
     "cold_start",
+    "exit_code",
+    "bounds",
 )
 
 
@@ -65,6 +71,36 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Where a trial is ended; None for no limit.
+
+    Attributes:
+        turns: Main requests.
+        completion_tokens: Tokens generated in all conversations.
+        wall_s: Seconds from the first request on.
+    """
+
+    turns: int | None = None
+    completion_tokens: int | None = None
+    wall_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What must be there for a scenario to be run.
+
+    Attributes:
+        opencode: Versions of OpenCode, such as `>=1.18,<2`; "" for any.
+        commands: Programs on PATH.
+        context_tokens: Context of a slot of the server, or None.
+    """
+
+    opencode: str = ""
+    commands: tuple[str, ...] = ()
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A validated scenario file; texts may still hold the placeholders {workspace} and {outside}.
 
@@ -73,29 +109,45 @@ class Scenario:
         name: The file's name without its endings.
         prompt: What is typed.
         prompt_line: Line of the `prompt` key.
+        then: Prompts typed in the same conversation afterwards.
+        resume: Prompts typed after OpenCode was left and started again with --continue.
         project_dir: Folder below the workspace that OpenCode starts in ("" = the workspace itself).
         files: Project files by relative path.
         outside_files: Files of the folder beside the workspace.
+        git: Whether the project is a git repository.
+        requires: What must be there.
         permission: Entries that replace those of the pre-granted permission block.
         permission_answer: How dialogs are answered.
-        turns: The model's turns, or None when the real server answers.
+        turns: The model's turns, or None when a cassette or the real server answers.
+        guided: Whether the real server is made to say the turns.
+        solution: Turns that solve the task, or None where there are `turns` or nobody wrote any.
+        faults: What goes wrong on purpose.
+        limits: Where the trial is ended.
         max_output_tokens: `limit.output` of the model, or None for the default.
         timeouts_s: Timeouts that differ from the defaults, by name.
         expectations: What must be true afterwards, in file order.
         description: One sentence, or an empty string.
-        tags: Free words that pytest's -k selects by.
+        tags: Free words that scenarios are selected by.
     """
 
     path: Path
     name: str
     prompt: str
     prompt_line: int
+    then: tuple[str, ...]
+    resume: tuple[str, ...]
     project_dir: str
-    files: Mapping[str, str]
-    outside_files: Mapping[str, str]
+    files: Mapping[str, FileSpec]
+    outside_files: Mapping[str, FileSpec]
+    git: bool
+    requires: Requirements
     permission: Mapping[str, Any]
     permission_answer: PermissionAnswer
     turns: tuple[Turn, ...] | None
+    guided: bool
+    solution: tuple[Turn, ...] | None
+    faults: tuple[ProxyFault, ...]
+    limits: Limits
     max_output_tokens: int | None
     timeouts_s: Mapping[str, float]
     expectations: tuple[Expectation, ...]
@@ -106,6 +158,11 @@ class Scenario:
     def place(self) -> str:
         """`FILE:LINE` of the prompt, for failures that belong to no single expectation."""
         return f"{self.path}:{self.prompt_line}"
+
+    @property
+    def cassette(self) -> Path:
+        """Where the scenario's cassette lies, or would lie."""
+        return self.path.with_name(self.name + ".cassette.jsonl")
 
 
 @cache
@@ -136,6 +193,14 @@ def scenario_paths(roots: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def find_faults(path: Path) -> list[ScenarioError]:
+    """Everything that is wrong with a scenario file, in its order; nothing when `load_scenario` takes it."""
+    try:
+        return _faults(read_yaml(path))
+    except ScenarioError as error:
+        return [error]
+
+
 def load_scenario(path: Path) -> Scenario:
     """Read and validate one scenario file.
 
@@ -143,41 +208,64 @@ def load_scenario(path: Path) -> Scenario:
         ScenarioError: With file, line and column, for the first fault in the file.
     """
     source = read_yaml(path)
-    _validate(source)
+    faults = _faults(source)
+    if faults:
+        raise faults[0]
     data = source.data
-    expectations = tuple(_expectations(source))
-    if not expectations:
-        raise source.error((), "the scenario checks nothing", hint="add at least one of: " + ", ".join(_CHECK_KEYS))
+    requires, limits = data.get("requires", {}), data.get("limits", {})
     return Scenario(
         path=path,
         name=path.stem.removesuffix(".scenario"),
         prompt=data["prompt"],
         prompt_line=source.locate(("prompt",))[0],
+        then=tuple(_as_list(data.get("then", []))),
+        resume=tuple(_as_list(data.get("resume", []))),
         project_dir=data.get("project_dir", ""),
-        files=data.get("files", {}),
-        outside_files=data.get("outside_files", {}),
+        files=_files(data.get("files", {})),
+        outside_files=_files(data.get("outside_files", {})),
+        git=data.get("git", False),
+        requires=Requirements(
+            requires.get("opencode", ""),
+            tuple(_as_list(requires.get("commands", []))),
+            requires.get("context_tokens"),
+        ),
         permission=data.get("permission", {}),
         permission_answer=data.get("permission_answer", "always"),
-        turns=_turns(source),
+        turns=_turns(data.get("turns")),
+        guided=data.get("guided", False),
+        solution=_turns(data.get("solution")),
+        faults=tuple(ProxyFault(**fault) for fault in data.get("faults", [])),
+        limits=Limits(limits.get("turns"), limits.get("completion_tokens"), limits.get("wall")),
         max_output_tokens=data.get("max_output_tokens"),
         timeouts_s=data.get("timeouts", {}),
-        expectations=expectations,
+        expectations=tuple(_expectations(source)),
         description=data.get("description", ""),
         tags=tuple(_as_list(data.get("tags", []))),
     )
 
 
-def _turns(source: YamlSource) -> tuple[Turn, ...] | None:
-    raw = source.data.get("turns")
-    if raw is None:
-        return None
-    turns = []
-    for index, turn in enumerate(raw):
-        try:
-            turns.append(Turn.from_mapping(turn))
-        except TurnError as error:
-            raise source.error(("turns", index), str(error), hint=error.hint) from error
-    return tuple(turns)
+def _faults(source: YamlSource) -> list[ScenarioError]:
+    faults = scenario_faults(source, scenario_schema())
+    if not faults and not any(_expectations(source)):
+        hint = "add at least one of: " + ", ".join(_CHECK_KEYS)
+        faults.append(source.error((), "the scenario checks nothing", hint=hint))
+    return faults
+
+
+def _files(raw: Mapping[str, Any]) -> dict[str, FileSpec]:
+    return {name: _file({"text": file} if isinstance(file, str) else file) for name, file in raw.items()}
+
+
+def _file(raw: Mapping[str, Any]) -> FileSpec:
+    if "base64" in raw:
+        data = base64.b64decode(raw["base64"])
+    else:
+        data = (raw.get("text", "") * raw.get("repeat", 1)).encode("utf-8")
+    return FileSpec(data, raw.get("executable", False), raw.get("link"))
+
+
+def _turns(raw: list[Mapping[str, Any]] | None) -> tuple[Turn, ...] | None:
+    return None if raw is None else tuple(Turn.from_mapping(turn) for turn in raw)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -196,7 +284,7 @@ def _expectations(source: YamlSource) -> Iterator[Expectation]:
 
 def _parts(key: str, value: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
     """Split a key's value into what is checked, and reported, one by one."""
-    if key == "expected_files":
+    if key in {"expected_files", "bounds"}:
         yield from ((item, (item[0],)) for item in value.items())
     elif key in {"permissions_asked", "tools_called"}:
         yield _as_list(value), ()
@@ -204,90 +292,3 @@ def _parts(key: str, value: Any) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
         yield from ((item, (index,)) for index, item in enumerate(value))
     else:
         yield value, ()
-
-
-def _validate(source: YamlSource) -> None:
-    validator = jsonschema.Draft202012Validator(scenario_schema())
-    faults = sorted(validator.iter_errors(source.data), key=lambda fault: _place_of(source, fault))
-    if faults:
-        raise _explained(source, faults[0])
-    _check_patterns(source)
-    _check_files(source)
-
-
-def _check_files(source: YamlSource) -> None:
-    """No file may stand where another one, or the project, needs a folder."""
-    for key in ("files", "outside_files"):
-        names = source.data.get(key, {})
-        paths = {PurePosixPath(name): name for name in names}
-        for name in names:
-            for folder in PurePosixPath(name).parents:
-                if folder in paths:
-                    message = f"{paths[folder]!r} is a file, so {name!r} cannot lie below it"
-                    raise source.error((key, name), message)
-
-
-def _place_of(source: YamlSource, fault: jsonschema.ValidationError) -> Location:
-    return source.locate(_key_path(source, fault))
-
-
-def _key_path(source: YamlSource, fault: jsonschema.ValidationError) -> tuple[str | int, ...]:
-    path = tuple(fault.absolute_path)
-    unknown = _unknown_keys(fault)
-    if unknown:
-        return (*path, unknown[0])
-    if "propertyNames" in fault.absolute_schema_path:
-        return (*path, str(fault.instance))
-    return path
-
-
-def _unknown_keys(fault: jsonschema.ValidationError) -> list[str]:
-    if fault.validator != "additionalProperties" or not isinstance(fault.schema, Mapping):
-        return []
-    if not isinstance(fault.instance, Mapping):
-        return []
-    known = fault.schema.get("properties", {})
-    return [key for key in fault.instance if key not in known]
-
-
-def _explained(source: YamlSource, fault: jsonschema.ValidationError) -> ScenarioError:
-    key_path = _key_path(source, fault)
-    unknown = _unknown_keys(fault)
-    if unknown:
-        known = list(fault.schema["properties"]) if isinstance(fault.schema, Mapping) else []
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(known)
-        return source.error(key_path, f"unknown key {unknown[0]!r}", hint=hint)
-    if "propertyNames" in fault.absolute_schema_path:
-        return source.error(key_path, f"{fault.instance!r} is not a path inside the folder")
-    if fault.validator == "required":
-        return source.error(key_path, fault.message.replace(" is a required property", " is missing"))
-    return source.error(key_path, f"{_dotted(key_path)}: {_reason(fault)}")
-
-
-def _reason(fault: jsonschema.ValidationError) -> str:
-    if fault.validator == "anyOf":
-        best = min(fault.context or [fault], key=lambda part: -len(part.absolute_path))
-        return best.message
-    return fault.message
-
-
-def _dotted(key_path: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in key_path) or "the file"
-
-
-def _check_patterns(source: YamlSource) -> None:
-    for key in _PATTERN_KEYS:
-        for index, pattern in enumerate(_as_list(source.data.get(key, []))):
-            _check_pattern(source, (key, index), pattern)
-    for path, expected in source.data.get("expected_files", {}).items():
-        if isinstance(expected, dict):
-            for index, pattern in enumerate(_as_list(expected.get("matches", []))):
-                _check_pattern(source, ("expected_files", path, "matches", index), pattern)
-
-
-def _check_pattern(source: YamlSource, key_path: tuple[str | int, ...], pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise source.error(key_path, f"not a regular expression: {pattern!r}: {error}") from error

@@ -1,64 +1,58 @@
 """One trial: a scenario, run once with the real OpenCode in folders of its own.
 
 `TrialSpec` in, `TrialResult` out, free of pytest. Whatever happens, the trial's folder holds what there is to see:
-the recording, the screens, stdout, stderr, the proxy's journal, OpenCode's log and result.json.
+the recording, the screens, stdout, stderr, the proxy's journal, OpenCode's log, evidence.json and result.json.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llama_launch import Client
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 from vram_report import visible
 
-from opencode_harness.checks import CheckFailure, Evidence, ServedAnswer, ToolOutcome, evaluate
+from opencode_harness.accounting import answer_figures, called_tools, lane_totals, request_figures
+from opencode_harness.answer_source import AnswerSource, Oracle, choose_source
+from opencode_harness.cassette import Recorder, Tape
+from opencode_harness.checks import CheckFailure, evaluate
 from opencode_harness.errors import WorkspaceError
+from opencode_harness.evidence import Evidence, ToolOutcome, write_evidence
 from opencode_harness.isolation import ModelLimits, opencode_config, opencode_environment
-from opencode_harness.opencode import search_path
+from opencode_harness.opencode import opencode_version, search_path
 from opencode_harness.opencode_log import OpenCodeLog
-from opencode_harness.proxy import Exchange, Proxy
+from opencode_harness.outcomes import Outcome
+from opencode_harness.proxy import Proxy
 from opencode_harness.scenario import Scenario
 from opencode_harness.slots import slot_tokens
-from opencode_harness.tui import Timeouts, TuiRun, run_opencode_tui
-from opencode_harness.turns import Turn, substitute
-from opencode_harness.workspace import TrialLayout, create_layout, lay_files, paths_below, snapshot_text_files
+from opencode_harness.tui import Start, Timeouts, TuiRun, run_opencode_tui
+from opencode_harness.turns import substitute
+from opencode_harness.verdict import KvMode, Problem, contamination, outcome_of, terminal_problem
+from opencode_harness.workspace import (
+    FileState,
+    TrialLayout,
+    commit_all,
+    create_layout,
+    lay_files,
+    paths_below,
+    snapshot_files,
+)
 
-__all__ = ["Outcome", "Problem", "TrialResult", "TrialSpec", "run_trial"]
+__all__ = ["TrialResult", "TrialSpec", "run_trial"]
 
 DEFAULT_LIMITS = ModelLimits(context_tokens=32_768, output_tokens=2_048)
-
-
-class Outcome(enum.Enum):
-    """How a trial ended."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    INFRA = "infra"
-
-
-# What a trial that could not be carried through counts as; whatever is not named here is the environment's fault.
-_OUTCOME_OF_PROBLEM: Mapping[str, Outcome] = {
-    "turn-timeout": Outcome.FAIL,
-    "rejected": Outcome.FAIL,
-    "turns-exhausted": Outcome.FAIL,
-    "turns-unused": Outcome.FAIL,
-}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What kept a trial from being carried through: a kind, and a message for a person."""
-
-    kind: str
-    message: str
+# Longer than a cold prompt of OpenCode takes on two cores with the tiny model.
+_STALL_S = 240.0
+# Timeouts that are not the terminal's.
+_OWN_TIMEOUTS = frozenset({"stall"})
 
 
 @dataclass(frozen=True)
@@ -69,9 +63,16 @@ class TrialSpec:
         scenario: What to run.
         root: The trial's own folder, new or empty.
         opencode: The executable.
-        upstream: The server's address without `/v1`; None where every turn is scripted and no server is there.
+        upstream: The server's address without `/v1`; None where there is none.
         limits: What OpenCode is told about the model.
         api_key: What the server asks for; OpenCode never sees it, and it is never recorded.
+        kv_mode: `cold` claims an empty KV cache, which the server's timings must prove; `warm` and `shared` do not.
+        slots: Slots of the server that are this trial's own; empty for no lease.
+        guided: Make the server say the turns of a scenario that can be guided.
+        live: Let the server answer even where there is a cassette.
+        oracle: Answer with the scenario's solution, or with an agent that does nothing; None for neither.
+        speed: How fast a cassette is played: 0 at once, 1 as recorded.
+        record: Where the cassette comes from, for its header; None to record nothing.
     """
 
     scenario: Scenario
@@ -79,7 +80,14 @@ class TrialSpec:
     opencode: Path
     upstream: str | None
     limits: ModelLimits = DEFAULT_LIMITS
-    api_key: str | None = dataclasses.field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+    kv_mode: KvMode = "cold"
+    slots: tuple[int, ...] = ()
+    guided: bool = False
+    live: bool = False
+    oracle: Oracle | None = None
+    speed: float = 0.0
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,12 +95,13 @@ class TrialResult:
     """What a trial showed.
 
     Attributes:
-        outcome: PASS, FAIL (an expectation does not hold) or INFRA (it could not be tried properly).
+        outcome: How it ended.
         problems: What went wrong before the expectations could be looked at; each names the scenario's line.
         failures: Expectations that do not hold.
         requests: Chat requests that OpenCode sent.
         duration_s: Wall time.
         artefacts: Folder with everything that was recorded.
+        source: Who answered: `turns`, `guided`, `cassette`, `server` or `none`.
     """
 
     outcome: Outcome
@@ -101,6 +110,7 @@ class TrialResult:
     requests: int
     duration_s: float
     artefacts: Path
+    source: str = "none"
 
     def explain(self, scenario: Scenario) -> str:
         """All problems and failures as text, each with the scenario's file and line."""
@@ -114,7 +124,8 @@ def run_trial(spec: TrialSpec) -> TrialResult:
     """Run one scenario once.
 
     Raises:
-        HarnessError: The trial's folders cannot be made or written, or OpenCode cannot be started.
+        HarnessError: The trial's folders cannot be made or written, OpenCode cannot be started, or a cassette cannot
+            be read or written.
     """
     try:
         return _run_trial(spec)
@@ -126,54 +137,122 @@ def run_trial(spec: TrialSpec) -> TrialResult:
 def _run_trial(spec: TrialSpec) -> TrialResult:
     started = time.monotonic()
     layout = create_layout(spec.root)
-    project = _lay_out(layout, spec.scenario)
-    before = snapshot_text_files(layout.workspace)
+    source = choose_source(
+        spec.scenario,
+        has_server=spec.upstream is not None,
+        has_cassette=spec.scenario.cassette.exists(),
+        oracle=spec.oracle,
+        guided=spec.guided,
+        live=spec.live or spec.record is not None,
+    )
+    reason = source.reason or _unmet(spec, layout, source)
+    if reason:
+        return _skipped(layout, spec.scenario, source, reason)
+    project = _lay_out(layout, spec)
+    before = snapshot_files(layout.workspace)
     log = OpenCodeLog(layout.opencode_log)
-    turns = _turns(spec.scenario, layout)
-    upstream = spec.upstream if turns is None else None
-    journal = layout.artefacts / "requests.jsonl"
-    with Proxy(upstream=upstream, turns=turns or (), journal=journal, upstream_api_key=spec.api_key) as proxy:
+    recorder = Recorder(layout.root) if spec.record is not None else None
+    with _proxy(spec, layout, source, recorder) as proxy:
         try:
             run = _drive(spec, layout, project, proxy, log)
+            is_waiting_for_model = proxy.open_requests > 0
         finally:
             _keep_opencode_log(layout)
             # OpenCode unpacks its native libraries here at every start and leaves them.
             shutil.rmtree(layout.tmp, ignore_errors=True)
         # OpenCode tries again, so the same fault may have been met several times.
-        faults = dict.fromkeys(Problem(fault.kind, fault.message) for fault in proxy.faults)
-        problems = list(faults) or _problems(spec, run, proxy)
-        exchanges = proxy.exchanges
-        tools = tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results())
+        problems = list(dict.fromkeys(Problem(fault.kind, fault.message) for fault in proxy.faults))
+        problems = problems or _problems(spec, run, proxy, source, is_waiting_for_model=is_waiting_for_model)
     log.refresh()
-    evidence = _evidence(spec.scenario, layout, before, run, log, exchanges, tools)
-    if upstream is not None:
-        evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(upstream, spec.api_key)))
-    result = _judge(spec.scenario, problems, evidence, layout)
-    result = dataclasses.replace(result, requests=len(exchanges), duration_s=time.monotonic() - started)
-    _write_result(layout, spec.scenario, run, result, exchanges, evidence.slot_tokens)
+    evidence = _evidence(spec, layout, before, run, log, proxy)
+    if spec.upstream is not None and source.kind in ("server", "guided"):
+        evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(spec.upstream, spec.api_key)))
+    write_evidence(layout.artefacts / "evidence.json", evidence)
+    failures = () if problems else evaluate(spec.scenario.expectations, evidence)
+    outcome = outcome_of(problems, failures, proxy.exchanges)
+    duration_s = time.monotonic() - started
+    result = TrialResult(
+        outcome, tuple(problems), failures, len(proxy.exchanges), duration_s, layout.artefacts, source.kind
+    )
+    _write_result(layout, spec, run, result, proxy, evidence.slot_tokens)
+    if recorder is not None and outcome is Outcome.PASS:
+        secrets = [spec.api_key] if spec.api_key else []
+        recorder.save(spec.scenario.cassette, spec.scenario.name, spec.record or {}, secrets=secrets)
     return result
 
 
-def _lay_out(layout: TrialLayout, scenario: Scenario) -> Path:
+def _unmet(spec: TrialSpec, layout: TrialLayout, source: AnswerSource) -> str:
+    """Why the scenario's requirements are not met; empty when they are."""
+    needed = spec.scenario.requires
+    missing = [command for command in needed.commands if shutil.which(command, path=search_path(spec.opencode)) is None]
+    if missing:
+        return f"it requires {missing[0]}, which is not on PATH"
+    context = spec.limits.context_tokens
+    if needed.context_tokens is not None and source.kind in ("server", "guided") and context < needed.context_tokens:
+        return f"it requires a slot of {needed.context_tokens} tokens; the server's holds {context}"
+    if needed.opencode:
+        return _unmet_version(needed.opencode, opencode_version(spec.opencode, opencode_environment(layout)))
+    return ""
+
+
+def _unmet_version(wanted: str, found: str | None) -> str:
+    try:
+        if found is not None and SpecifierSet(wanted).contains(Version(found), prereleases=True):
+            return ""
+    except InvalidVersion:
+        pass
+    return f"it requires OpenCode {wanted}; this one is {found or 'of no known version'}"
+
+
+def _skipped(layout: TrialLayout, scenario: Scenario, source: AnswerSource, reason: str) -> TrialResult:
+    problem = Problem("skip", reason)
+    result = TrialResult(Outcome.SKIP, (problem,), (), 0, 0.0, layout.artefacts, source.kind)
+    _write_json(layout.artefacts / "result.json", _document(scenario, result))
+    return result
+
+
+def _lay_out(layout: TrialLayout, spec: TrialSpec) -> Path:
+    scenario = spec.scenario
     project = layout.workspace / scenario.project_dir
     project.mkdir(parents=True, exist_ok=True)
     lay_files(project, scenario.files)
     lay_files(layout.outside, scenario.outside_files)
+    if scenario.git:
+        commit_all(project, opencode_environment(layout))
     return project
 
 
-def _turns(scenario: Scenario, layout: TrialLayout) -> tuple[Turn, ...] | None:
-    if scenario.turns is None:
-        return None
-    return tuple(substitute(scenario.turns, _places(scenario, layout)))
+def _proxy(spec: TrialSpec, layout: TrialLayout, source: AnswerSource, recorder: Recorder | None) -> Proxy:
+    asks_server = source.kind in ("server", "guided")
+    tape = Tape(spec.scenario.cassette, layout.root, speed=spec.speed) if source.kind == "cassette" else None
+    return Proxy(
+        # A trial that needs no server gets no address of one: nothing can leak to it.
+        upstream=spec.upstream if asks_server else None,
+        turns=substitute(source.turns, _places(spec.scenario, layout)),
+        guided=source.kind == "guided",
+        tape=tape,
+        recorder=recorder,
+        faults=spec.scenario.faults,
+        limits=spec.scenario.limits,
+        slots=spec.slots,
+        journal=layout.artefacts / "requests.jsonl",
+        upstream_api_key=spec.api_key if asks_server else None,
+    )
 
 
-def _problems(spec: TrialSpec, run: TuiRun, proxy: Proxy) -> list[Problem]:
-    """What went otherwise than it should: in the terminal, or before the scenario's turns were over."""
-    wanted = {"done", "rejected"} if spec.scenario.permission_answer == "reject" else {"done"}
-    if run.outcome not in wanted:
-        return [Problem(run.outcome, run.message)]
-    if proxy.turns_left and run.outcome == "done":
+def _problems(
+    spec: TrialSpec, run: TuiRun, proxy: Proxy, source: AnswerSource, *, is_waiting_for_model: bool
+) -> list[Problem]:
+    """What went otherwise than it should: in the terminal, at the server, or before the turns were over."""
+    rejects = spec.scenario.permission_answer == "reject"
+    problem = terminal_problem(run, rejects=rejects, is_waiting_for_model=is_waiting_for_model)
+    problem = problem or contamination(proxy.exchanges, spec.kv_mode)
+    if problem is not None:
+        return [problem]
+    if proxy.turns_left and run.outcome == "done" and spec.oracle is None:
+        if source.kind == "cassette":
+            message = f"{proxy.turns_left} of the recorded answers were never asked for"
+            return [Problem("stale-cassette", message)]
         return [Problem("turns-unused", f"{proxy.turns_left} of the scenario's turns were never asked for")]
     return []
 
@@ -189,22 +268,30 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
         limits = dataclasses.replace(limits, output_tokens=scenario.max_output_tokens)
     config = opencode_config(proxy.base_url, limits, scenario.permission)
     layout.config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    stall_s = scenario.timeouts_s.get("stall", _STALL_S)
 
-    def turn_ended() -> bool:
+    def turn_ended(turns: int) -> bool:
         log.refresh()
-        return bool(proxy.faults) or (log.turns_ended > 0 and proxy.open_requests == 0)
+        proxy.enforce_limits(stall_s)
+        return bool(proxy.faults) or (log.turns_ended >= turns and proxy.open_requests == 0)
 
-    prompt = scenario.prompt
-    for name, place in _places(scenario, layout).items():
-        prompt = prompt.replace("{" + name + "}", place)
+    def shown(prompt: str) -> str:
+        for name, place in _places(scenario, layout).items():
+            prompt = prompt.replace("{" + name + "}", place)
+        return prompt.rstrip("\n")
+
+    command = [str(spec.opencode)]
+    starts = [Start(command, [shown(prompt) for prompt in (scenario.prompt, *scenario.then)])]
+    if scenario.resume:
+        starts.append(Start([*command, "--continue"], [shown(prompt) for prompt in scenario.resume]))
+    timeouts = {f"{name}_s": value for name, value in scenario.timeouts_s.items() if name not in _OWN_TIMEOUTS}
     return run_opencode_tui(
-        [str(spec.opencode)],
+        starts,
         env={**opencode_environment(layout, path=search_path(spec.opencode)), "PWD": str(project)},
         cwd=project,
-        prompt=prompt.rstrip("\n"),
         turn_ended=turn_ended,
         artefacts=layout.artefacts,
-        timeouts=Timeouts(**{f"{name}_s": value for name, value in scenario.timeouts_s.items()}),
+        timeouts=Timeouts(**timeouts),
         answer=scenario.permission_answer,
     )
 
@@ -215,62 +302,56 @@ def _keep_opencode_log(layout: TrialLayout) -> None:
 
 
 def _evidence(
-    scenario: Scenario,
+    spec: TrialSpec,
     layout: TrialLayout,
-    before: Mapping[str, str],
+    before: Mapping[str, FileState],
     run: TuiRun,
     log: OpenCodeLog,
-    exchanges: tuple[Exchange, ...],
-    tools: tuple[ToolOutcome, ...],
+    proxy: Proxy,
 ) -> Evidence:
-    served = (exchange for exchange in exchanges if exchange.lane == "main" and not exchange.scripted)
+    exchanges = proxy.exchanges
     return Evidence(
         stdout=run.stdout_text,
         stderr=run.stderr_text,
         screen=run.screen_text,
-        project_dir=scenario.project_dir,
+        project_dir=spec.scenario.project_dir,
         before=before,
-        after=snapshot_text_files(layout.workspace),
+        after=snapshot_files(layout.workspace),
         paths_after=paths_below(layout.workspace),
         asked=tuple(log.asked),
-        tools=tools,
-        served=tuple(_served(exchange.timings) for exchange in served),
+        tools=tuple(ToolOutcome(result.name, result.text) for result in proxy.tool_results()),
+        answers=tuple(answer_figures(exchange) for exchange in exchanges),
+        calls=called_tools(exchanges),
+        scrollback=run.scrollback,
+        exit_status=run.exit_status,
+        turn_s=run.timings.turn_s,
+        places=_places(spec.scenario, layout),
     )
 
 
-def _served(timings: Mapping[str, Any] | None) -> ServedAnswer:
-    timings = timings or {}
-    return ServedAnswer(cache_n=timings.get("cache_n"), prompt_n=timings.get("prompt_n"))
-
-
-def _judge(
-    scenario: Scenario,
-    problems: list[Problem],
-    evidence: Evidence,
-    layout: TrialLayout,
-) -> TrialResult:
-    failures = () if problems else evaluate(scenario.expectations, evidence)
-    outcome = Outcome.FAIL if failures else Outcome.PASS
-    if problems:
-        outcome = _OUTCOME_OF_PROBLEM.get(problems[0].kind, Outcome.INFRA)
-    return TrialResult(outcome, tuple(problems), failures, 0, 0.0, layout.artefacts)
+def _document(scenario: Scenario, result: TrialResult) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "scenario": str(scenario.path),
+        "outcome": result.outcome.value,
+        "source": result.source,
+        "problems": [dataclasses.asdict(problem) for problem in result.problems],
+        "failures": [dataclasses.asdict(failure) for failure in result.failures],
+        "duration_s": round(result.duration_s, 3),
+    }
 
 
 def _write_result(
     layout: TrialLayout,
-    scenario: Scenario,
+    spec: TrialSpec,
     run: TuiRun,
     result: TrialResult,
-    exchanges: tuple[Exchange, ...],
+    proxy: Proxy,
     tokens_by_slot: Mapping[int, int] | None,
 ) -> None:
     document = {
-        "schema_version": 1,
-        "scenario": str(scenario.path),
-        "outcome": result.outcome.value,
-        "problems": [dataclasses.asdict(problem) for problem in result.problems],
-        "failures": [dataclasses.asdict(failure) for failure in result.failures],
-        "duration_s": round(result.duration_s, 3),
+        **_document(spec.scenario, result),
+        "kv_mode": spec.kv_mode,
         "terminal": {
             "outcome": run.outcome,
             "exit_status": run.exit_status,
@@ -278,17 +359,12 @@ def _write_result(
             "timings": dataclasses.asdict(run.timings),
             "dialogs": [dataclasses.asdict(dialog) for dialog in run.dialogs],
         },
-        "requests": [
-            {
-                "lane": exchange.lane,
-                "status": exchange.status,
-                "scripted": exchange.scripted,
-                "finish_reason": exchange.finish_reason,
-                "timings": exchange.timings,
-            }
-            for exchange in exchanges
-        ],
+        "requests": request_figures(proxy.exchanges),
+        "lanes": lane_totals(proxy.exchanges),
         "slot_tokens": tokens_by_slot,
     }
-    path = layout.artefacts / "result.json"
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False), encoding="utf-8")
+    _write_json(layout.artefacts / "result.json", document)
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2), encoding="ascii")

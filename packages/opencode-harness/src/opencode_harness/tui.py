@@ -1,4 +1,4 @@
-"""OpenCode's terminal driven from outside: start, prompt, dialogs, end of turn, leave.
+"""OpenCode's terminal driven from outside: start, prompts, dialogs, ends of turns, leave.
 
 Every wait ends on something seen, and every timeout has a name of its own and reports the time that was measured:
 
@@ -43,7 +43,8 @@ from opencode_harness.screen import PlainText, TerminalScreen
 __all__ = [
     "READY_RE",
     "AnsweredDialog",
-    "Outcome",
+    "Start",
+    "TerminalOutcome",
     "TerminalStartError",
     "Timeouts",
     "Timings",
@@ -51,7 +52,7 @@ __all__ = [
     "run_opencode_tui",
 ]
 
-Outcome = Literal["done", "rejected", "turn-timeout", "ready-timeout", "input-timeout", "exited"]
+TerminalOutcome = Literal["done", "rejected", "turn-timeout", "ready-timeout", "input-timeout", "exited"]
 
 # OpenCode 1.18.33: the empty prompt box, an agent at work, and a finished turn with its time.
 READY_RE = re.compile(r"Ask anything")
@@ -105,6 +106,19 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
+class Start:
+    """OpenCode from its start to its end.
+
+    Attributes:
+        argv: The executable and its arguments.
+        prompts: What is asked, one after the other; each may hold line feeds.
+    """
+
+    argv: Sequence[str]
+    prompts: Sequence[str]
+
+
+@dataclass(frozen=True)
 class AnsweredDialog:
     """A dialog that the harness answered.
 
@@ -123,7 +137,7 @@ class AnsweredDialog:
 
 @dataclass(frozen=True)
 class Timings:
-    """Measured seconds; None for what was not reached.
+    """Measured seconds, summed over all starts and prompts; None for what was not reached.
 
     Attributes:
         ready_s: From the start to the prompt box.
@@ -153,11 +167,13 @@ class TuiRun:
         done_rows: The screen when the turn was done, or when the wait for it ended.
         final_rows: The screen when OpenCode had ended.
         screen_text: `done_rows`, joined whatever their wrapping.
+        scrollback: Every paragraph that was ever on the screen, each once, in the order of appearance.
+        open_dialog: What the dialog says that was open when a wait ended; empty when none was.
         dialogs: The dialogs answered, in order.
         timings: Measured times.
     """
 
-    outcome: Outcome
+    outcome: TerminalOutcome
     exit_status: int | None
     message: str
     stdout_text: str
@@ -166,6 +182,8 @@ class TuiRun:
     done_rows: tuple[str, ...]
     final_rows: tuple[str, ...]
     screen_text: str
+    scrollback: str
+    open_dialog: str
     dialogs: tuple[AnsweredDialog, ...]
     timings: Timings
 
@@ -173,7 +191,7 @@ class TuiRun:
 class _Ended(Exception):
     """A wait ended otherwise than it should."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: TerminalOutcome, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
 
@@ -181,30 +199,29 @@ class _Ended(Exception):
 class _TimedOut(_Ended):
     """A wait took too long."""
 
-    def __init__(self, outcome: Outcome, name: str, limit_s: float, measured_s: float, what: str) -> None:
+    def __init__(self, outcome: TerminalOutcome, name: str, limit_s: float, measured_s: float, what: str) -> None:
         super().__init__(outcome, f"{what} after {measured_s:.1f} s (timeout {name!r} is {limit_s:g} s)")
 
 
 def run_opencode_tui(
-    argv: Sequence[str],
+    starts: Sequence[Start],
     *,
     env: Mapping[str, str],
     cwd: Path,
-    prompt: str,
-    turn_ended: Callable[[], bool],
+    turn_ended: Callable[[int], bool],
     artefacts: Path,
     timeouts: Timeouts | None = None,
     answer: Answer | None = "always",
 ) -> TuiRun:
-    """Start OpenCode in a terminal of 120 x 36 cells, give it one prompt, and leave it when the turn is done.
+    """Start OpenCode in a terminal of 120 x 36 cells, give it its prompts, and leave it when the last turn is done.
 
     Args:
-        argv: The executable and its arguments.
+        starts: OpenCode's starts, one after the other; at least one, each with at least one prompt.
         env: The whole environment of OpenCode.
         cwd: Where it starts.
-        prompt: What is asked; may hold line feeds.
-        turn_ended: The end-of-turn signal: true once OpenCode is done with the prompt and no request is open. Asked
-            about 20 times a second.
+        turn_ended: The end-of-turn signal: true once OpenCode has done as many turns as its argument says, counted
+            over all starts without those that a rejection ended, and no request is open. Asked about 20 times a
+            second.
         artefacts: Folder for what is recorded; must exist.
         timeouts: How long each wait may take.
         answer: How dialogs are answered; None leaves them open.
@@ -212,9 +229,42 @@ def run_opencode_tui(
     Raises:
         TerminalStartError: OpenCode or its folder is not there or cannot be run.
     """
-    limits = timeouts or Timeouts()
-    with _Terminal(argv, env, cwd, artefacts) as terminal:
-        return _Conversation(terminal, limits, answer, turn_ended).run(prompt)
+    with contextlib.closing(_Recording(artefacts)) as recording:
+        conversation = _Conversation(recording, timeouts or Timeouts(), answer, turn_ended)
+        for number, start in enumerate(starts):
+            if number:
+                recording.started_again()
+            with _Terminal(start.argv, env, cwd, recording) as terminal:
+                conversation.run(terminal, start.prompts)
+            if not conversation.goes_on:
+                break
+        return conversation.result()
+
+
+class _Scrollback:
+    """What was ever on the screen, by paragraph."""
+
+    def __init__(self) -> None:
+        self._paragraphs: dict[str, None] = {}
+        self._last: str | None = None
+
+    def see(self, joined_text: str) -> None:
+        """Take in a screen; a paragraph that has only grown replaces what it was."""
+        if joined_text == self._last:
+            return
+        previous = (self._last or "").split("\n")
+        self._last = joined_text
+        known = self._paragraphs
+        for paragraph in joined_text.split("\n"):
+            if paragraph and paragraph not in known:
+                for shorter in previous:
+                    if shorter in known and paragraph.startswith(shorter):
+                        del known[shorter]
+                known[paragraph] = None
+
+    def text(self) -> str:
+        """All paragraphs, in the order in which each first was as it is."""
+        return "\n".join(self._paragraphs)
 
 
 class _Recording:
@@ -227,6 +277,7 @@ class _Recording:
         self._started_s = time.monotonic()
         self._plain = PlainText()
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.scrollback = _Scrollback()
         with contextlib.ExitStack() as files:
             self._raw = files.enter_context((folder / "stdout.raw").open("wb", buffering=0))
             self._text = files.enter_context((folder / "stdout.txt").open("w", encoding="utf-8", newline=""))
@@ -246,6 +297,11 @@ class _Recording:
 
     def marker(self, label: str) -> None:
         self._cast_line([round(self.now_s(), 6), "m", label])
+
+    def started_again(self) -> None:
+        """A program has ended and the next one gets a blank terminal."""
+        self._cast_line([round(self.now_s(), 6), "o", "\x1bc"])
+        self.marker("started again")
 
     def screen(self, moment: str, screen: TerminalScreen) -> tuple[str, ...]:
         (self.folder / f"screen-{moment}.txt").write_text(screen.text(), encoding="utf-8")
@@ -268,9 +324,9 @@ class _Recording:
 class _Terminal:
     """A process in a pseudo-terminal, the screen that it draws, and the recording of both."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, artefacts: Path) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, recording: _Recording) -> None:
         self.screen = TerminalScreen(_COLUMNS, _ROWS)
-        self.recording = _Recording(artefacts)
+        self.recording = recording
         self.ended = False
         self.exit_status: int | None = None
         self.last_output_s = 0.0
@@ -279,7 +335,6 @@ class _Terminal:
         try:
             self._child = _spawn(argv, {**env, _RUN_ID: self._run_id}, cwd, self.recording.stderr_path)
         except (pexpect.ExceptionPexpect, OSError, ValueError) as error:
-            self.recording.close()
             message = str(error).splitlines()[0]
             raise TerminalStartError(f"cannot start {argv[0]} in {cwd}: {message}") from error
 
@@ -289,10 +344,7 @@ class _Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.kill()
-        finally:
-            self.recording.close()
+        self.kill()
 
     def look(self) -> bool:
         """Take in what the process wrote, waiting a moment for it; false when it wrote nothing.
@@ -305,6 +357,7 @@ class _Terminal:
             return False
         frame, mark, self._unseen = self._unseen.partition(_END_OF_FRAME)
         self._reply(self.screen.feed(frame + mark))
+        self.recording.scrollback.see(self.screen.joined_text())
         return True
 
     def _read(self) -> None:
@@ -400,59 +453,96 @@ def _processes_of(run_id: str) -> list[psutil.Process]:
 
 
 class _Conversation:
-    """One prompt from the start of OpenCode to its end."""
+    """All prompts, from the first start of OpenCode to its last end."""
+
+    _terminal: _Terminal
 
     def __init__(
-        self, terminal: _Terminal, timeouts: Timeouts, answer: Answer | None, turn_ended: Callable[[], bool]
+        self,
+        recording: _Recording,
+        timeouts: Timeouts,
+        answer: Answer | None,
+        turn_ended: Callable[[int], bool],
     ) -> None:
-        self._terminal = terminal
-        self._recording = terminal.recording
+        self._recording = recording
         self._timeouts = timeouts
         self._answer: Answer | None = answer
         self._answerer = DialogAnswerer(answer) if answer is not None else None
-        self._turn_ended = turn_ended
+        self._signal = turn_ended
         self._dialogs: list[AnsweredDialog] = []
+        self._prompts = 0
+        self._rejections = 0
         # False from each prompt or answer until OpenCode has drawn something of its own after it.
         self._saw_post_submit_output = False
+        # Whether the turn that is under way was ended by a rejection.
         self._rejected = False
+        self._outcome: TerminalOutcome = "done"
+        self._message = ""
+        self._open_dialog = ""
+        self._screen_at_end = ""
         self._ready_rows: tuple[str, ...] = ()
+        self._done_rows: tuple[str, ...] = ()
+        self._final_rows: tuple[str, ...] = ()
+        self._exit_status: int | None = None
         self._times: dict[str, float] = {}
 
-    def run(self, prompt: str) -> TuiRun:
-        outcome, message = self._converse(prompt)
-        done_rows = self._recording.screen("done", self._terminal.screen)
-        screen_text = self._terminal.screen.joined_text()
-        self._recording.marker(outcome)
-        message += self._leave()
+    @property
+    def goes_on(self) -> bool:
+        """Whether OpenCode may be started again: nothing went wrong."""
+        return self._outcome in ("done", "rejected")
+
+    def run(self, terminal: _Terminal, prompts: Sequence[str]) -> None:
+        """One start of OpenCode."""
+        self._terminal = terminal
+        self._outcome, self._message = self._converse(prompts)
+        self._done_rows = self._recording.screen("done", terminal.screen)
+        self._screen_at_end = terminal.screen.joined_text()
+        self._recording.marker(self._outcome)
+        self._message += self._leave()
+        self._exit_status = terminal.exit_status
+        self._final_rows = self._recording.screen("final", terminal.screen)
+
+    def result(self) -> TuiRun:
+        """What all starts together showed."""
         return TuiRun(
-            outcome=outcome,
-            exit_status=self._terminal.exit_status,
-            message=message,
+            outcome=self._outcome,
+            exit_status=self._exit_status,
+            message=self._message,
             stdout_text=self._recording.stdout_text(),
             stderr_text=self._recording.stderr_text(),
             ready_rows=self._ready_rows,
-            done_rows=done_rows,
-            final_rows=self._recording.screen("final", self._terminal.screen),
-            screen_text=screen_text,
+            done_rows=self._done_rows,
+            final_rows=self._final_rows,
+            screen_text=self._screen_at_end,
+            scrollback=self._recording.scrollback.text(),
+            open_dialog=self._open_dialog,
             dialogs=tuple(self._dialogs),
             timings=Timings(**{f"{name}_s": self._times.get(name) for name in ("ready", "turn", "settle", "exit")}),
         )
 
-    def _converse(self, prompt: str) -> tuple[Outcome, str]:
+    def _converse(self, prompts: Sequence[str]) -> tuple[TerminalOutcome, str]:
         try:
             self._wait_until_ready()
-            self._submit(prompt)
-            self._wait_for_turn_end()
-            settled = self._settle()
+            for prompt in prompts:
+                self._submit(prompt)
+                self._wait_for_turn_end()
+                settled = self._settle()
         except _Ended as end:
             return end.outcome, f"{end}{self._what_is_open()}"
         if self._rejected:
             return "rejected", "a permission was rejected, which ended the turn"
         return "done", "the turn is done" if settled else "the turn is done, but the screen did not settle"
 
+    def _turn_ended(self) -> bool:
+        return self._signal(self._prompts - self._rejections)
+
+    def _took(self, name: str, seconds: float) -> None:
+        self._times[name] = self._times.get(name, 0.0) + seconds
+
     def _what_is_open(self) -> str:
         dialog = self._dialog()
-        return f"; a dialog is open: {' '.join(dialog.text.split())}" if dialog else ""
+        self._open_dialog = " ".join(dialog.text.split()) if dialog else ""
+        return f"; a dialog is open: {self._open_dialog}" if dialog else ""
 
     def _dialog(self) -> Dialog | None:
         screen = self._terminal.screen
@@ -473,7 +563,9 @@ class _Conversation:
             self._saw_post_submit_output = True
         return seen
 
-    def _wait_until(self, seen: Callable[[], bool], outcome: Outcome, name: str, limit_s: float, what: str) -> float:
+    def _wait_until(
+        self, seen: Callable[[], bool], outcome: TerminalOutcome, name: str, limit_s: float, what: str
+    ) -> float:
         """Look until `seen`; returns how long it took."""
         started_s = self._now_s()
         while not seen():
@@ -484,9 +576,10 @@ class _Conversation:
         return self._now_s() - started_s
 
     def _wait_until_ready(self) -> None:
-        self._times["ready"] = self._wait_until(
+        waited_s = self._wait_until(
             self._is_ready, "ready-timeout", "ready", self._timeouts.ready_s, "OpenCode showed no prompt box"
         )
+        self._took("ready", waited_s)
         self._ready_rows = self._recording.screen("ready", self._terminal.screen)
         self._recording.marker("ready")
 
@@ -499,6 +592,10 @@ class _Conversation:
         It is pasted where typing would do something else: a line end would submit, and a first `/`, `@` or `!` opens
         a menu.
         """
+        self._prompts += 1
+        self._rejected = False
+        was_done = self._is_done()
+        self._saw_post_submit_output = False
         keys = prompt.encode("utf-8")
         self._terminal.press(_PASTE_START + keys + _PASTE_END if _NEEDS_PASTE.search(prompt) else keys)
         self._wait_for_the_prompt_to_show()
@@ -509,7 +606,8 @@ class _Conversation:
 
         def taken() -> bool:
             nonlocal pressed_s
-            if not self._is_ready() and (_BUSY_RE.search(self._screen_text()) or self._is_done() or self._turn_ended()):
+            at_work = _BUSY_RE.search(self._screen_text()) or (not was_done and self._is_done())
+            if self._turn_ended() or (at_work and not self._is_ready()):
                 return True
             if self._now_s() - pressed_s > _PRESS_AGAIN_S:
                 pressed_s = self._now_s()
@@ -519,15 +617,20 @@ class _Conversation:
         self._wait_until(taken, "input-timeout", "input", self._timeouts.input_s, "OpenCode did not take the prompt")
 
     def _wait_for_the_prompt_to_show(self) -> None:
-        """Until the box's example has gone; Enter is pressed all the same after a moment, for a box that keeps it."""
+        """Until the box has changed; Enter is pressed all the same after a moment, for a box that stays as it is."""
         started_s = self._now_s()
-        while self._is_ready() and self._now_s() - started_s < _PASTE_S:
+        while not self._shows_input() and self._now_s() - started_s < _PASTE_S:
             self._look()
 
+    def _shows_input(self) -> bool:
+        return self._saw_post_submit_output and not self._is_ready()
+
     def _wait_for_turn_end(self) -> None:
-        self._times["turn"] = self._wait_until(
+        waited_s = self._wait_until(
             self._turn_is_over, "turn-timeout", "turn", self._timeouts.turn_s, "the agent was not done"
         )
+        self._took("turn", waited_s)
+        self._rejections += self._rejected
 
     def _turn_is_over(self) -> bool:
         self._answer_dialog()
@@ -569,7 +672,7 @@ class _Conversation:
             self._look()
             still_s = self._now_s() - max(self._terminal.last_output_s, started_s)
             settled = still_s >= self._timeouts.settle_s and (self._is_done() or self._rejected)
-        self._times["settle"] = self._now_s() - started_s
+        self._took("settle", self._now_s() - started_s)
         return settled
 
     def _leave(self) -> str:
@@ -583,11 +686,12 @@ class _Conversation:
                 pressed_s = self._now_s()
                 self._terminal.press(_CTRL_C)
             self._terminal.look()
-        self._times["exit"] = self._now_s() - started_s
+        waited_s = self._now_s() - started_s
+        self._took("exit", waited_s)
         if self._terminal.ended:
             return ""
         limit = f"timeout 'exit' is {self._timeouts.exit_s:g} s"
-        note = f"; OpenCode did not leave after {self._times['exit']:.1f} s ({limit})"
+        note = f"; OpenCode did not leave after {waited_s:.1f} s ({limit})"
         self._terminal.terminate()
         terminated_s = self._now_s()
         while not self._terminal.ended and self._now_s() - terminated_s < _TERMINATE_S:

@@ -34,11 +34,12 @@ __all__ = [
 
 # A scripted turn was computed by nobody, so its usage is a constant: small, which never triggers OpenCode's
 # compaction, and the same in every run, which keeps screens comparable.
-_SCRIPTED_USAGE: Mapping[str, int] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+_SCRIPTED_USAGE: Mapping[str, int] = {"prompt_tokens": 100, "completion_tokens": 10}
 _PIECE_CHARS = 4
 _MAX_PIECES = 32
-_TURN_KEYS = frozenset({"text", "tool_calls", "finish_reason"})
-_CALL_KEYS = frozenset({"name", "arguments"})
+_TURN_KEYS = frozenset({"text", "reasoning", "tool_calls", "finish_reason", "lane", "usage"})
+_CALL_KEYS = frozenset({"name", "arguments", "arguments_text"})
+_LANE = re.compile(r"main|other|sub:[1-9]\d*")
 # An event without a blank line at its end is dropped beyond this size: it is not an event stream.
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
 
@@ -59,10 +60,22 @@ class TurnError(HarnessError):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool that the model calls: its name and its arguments by name."""
+    """A tool that the model calls.
+
+    Attributes:
+        name: The tool.
+        arguments: By name.
+        arguments_text: What is sent in their place, for a model that does not keep to JSON.
+    """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments_text: str | None = None
+
+    @property
+    def wire_arguments(self) -> str:
+        """The arguments as they are sent."""
+        return json.dumps(self.arguments) if self.arguments_text is None else self.arguments_text
 
 
 @dataclass(frozen=True)
@@ -73,11 +86,17 @@ class Turn:
         tool_calls: Tools it calls, in order; OpenCode runs them together.
         text: What it says, or None where it only calls tools.
         finish_reason: Why it ended: `stop`, `tool_calls` or `length`.
+        reasoning: What it thinks before, or None.
+        lane: The conversation that it belongs to: `main`, `sub:N`, or `other` (a compaction).
+        usage: Token counts that differ from the usual ones: `prompt_tokens`, `completion_tokens`.
     """
 
     tool_calls: tuple[ToolCall, ...] = ()
     text: str | None = None
     finish_reason: str = "stop"
+    reasoning: str | None = None
+    lane: str = "main"
+    usage: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Turn:
@@ -89,19 +108,42 @@ class Turn:
             TurnError: Unknown keys, wrong types, or a turn that neither speaks nor calls.
         """
         _known_keys("", raw, _TURN_KEYS)
-        text = raw.get("text")
-        if text is not None and not isinstance(text, str):
-            raise TurnError("text", f"must be text, found {text!r}")
+        text, reasoning = _text_or_none(raw, "text"), _text_or_none(raw, "reasoning")
         calls = raw.get("tool_calls") or []
         if not isinstance(calls, list):
             raise TurnError("tool_calls", f"must be a list, found {calls!r}")
         tool_calls = tuple(_tool_call(f"tool_calls[{index}]", call) for index, call in enumerate(calls))
-        if text is None and not tool_calls:
-            raise TurnError("", "a turn needs text or tool_calls", hint="write for example {text: Done.}")
+        if text is None and reasoning is None and not tool_calls:
+            raise TurnError("", "a turn needs text, reasoning or tool_calls", hint="write for example {text: Done.}")
         finish_reason = raw.get("finish_reason") or ("tool_calls" if tool_calls else "stop")
         if not isinstance(finish_reason, str):
             raise TurnError("finish_reason", f"must be text, found {finish_reason!r}")
-        return cls(tool_calls, text, finish_reason)
+        lane = raw.get("lane", "main")
+        if not isinstance(lane, str) or not _LANE.fullmatch(lane):
+            raise TurnError("lane", f"must be main, sub:1, sub:2 … or other, found {lane!r}")
+        return cls(tool_calls, text, finish_reason, reasoning, lane, _usage(raw.get("usage", {})))
+
+    def usage_counts(self) -> dict[str, int]:
+        """The token counts that the answer carries."""
+        counts = {**_SCRIPTED_USAGE, **self.usage}
+        return {**counts, "total_tokens": counts["prompt_tokens"] + counts["completion_tokens"]}
+
+
+def _text_or_none(raw: Mapping[str, Any], key: str) -> str | None:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TurnError(key, f"must be text, found {value!r}")
+    return value
+
+
+def _usage(raw: object) -> dict[str, int]:
+    if not isinstance(raw, Mapping):
+        raise TurnError("usage", f"must hold prompt_tokens or completion_tokens, found {raw!r}")
+    _known_keys("usage", raw, frozenset(_SCRIPTED_USAGE))
+    for name, count in raw.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise TurnError(f"usage.{name}", f"must be a number of tokens, found {count!r}")
+    return dict(raw)
 
 
 def _tool_call(key: str, raw: object) -> ToolCall:
@@ -113,7 +155,10 @@ def _tool_call(key: str, raw: object) -> ToolCall:
         raise TurnError(f"{key}.name", f"must name a tool, found {name!r}")
     if not isinstance(arguments, Mapping):
         raise TurnError(f"{key}.arguments", f"must map names to values, found {arguments!r}")
-    return ToolCall(name, arguments)
+    arguments_text = _text_or_none(raw, "arguments_text")
+    if arguments_text is not None and "arguments" in raw:
+        raise TurnError(key, "has both arguments and arguments_text", hint="keep one of them")
+    return ToolCall(name, arguments, arguments_text)
 
 
 def _known_keys(key: str, raw: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -142,7 +187,11 @@ def substitute(turns: Iterable[Turn], places: Mapping[str, str]) -> tuple[Turn, 
         replace(
             turn,
             text=fill(turn.text),
-            tool_calls=tuple(replace(call, arguments=fill(call.arguments)) for call in turn.tool_calls),
+            reasoning=fill(turn.reasoning),
+            tool_calls=tuple(
+                replace(call, arguments=fill(call.arguments), arguments_text=fill(call.arguments_text))
+                for call in turn.tool_calls
+            ),
         )
         for turn in turns
     )
@@ -161,12 +210,14 @@ def sse_events(turn: Turn, *, model: str, created: int, completion_id: str) -> I
     for delta in _deltas(turn, completion_id):
         yield _event({**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
     last = {"index": 0, "delta": {}, "finish_reason": turn.finish_reason}
-    yield _event({**frame, "choices": [last], "usage": dict(_SCRIPTED_USAGE)})
+    yield _event({**frame, "choices": [last], "usage": turn.usage_counts()})
     yield b"data: [DONE]\n\n"
 
 
 def _deltas(turn: Turn, completion_id: str) -> Iterator[dict[str, Any]]:
     yield {"role": "assistant", "content": None if turn.text is None else ""}
+    for piece in _pieces(turn.reasoning or ""):
+        yield {"reasoning_content": piece}
     for piece in _pieces(turn.text or ""):
         yield {"content": piece}
     for index, call in enumerate(_wire_calls(turn, completion_id)):
@@ -181,7 +232,7 @@ def _wire_calls(turn: Turn, completion_id: str) -> list[dict[str, Any]]:
         {
             "id": f"call_{completion_id}_{index}",
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            "function": {"name": call.name, "arguments": call.wire_arguments},
         }
         for index, call in enumerate(turn.tool_calls)
     ]
@@ -200,6 +251,8 @@ def _event(payload: Mapping[str, Any]) -> bytes:
 def completion(turn: Turn, *, model: str, created: int, completion_id: str) -> dict[str, Any]:
     """A turn as a chat completion in one piece, for a request with `stream: false`."""
     message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
     if turn.tool_calls:
         message["tool_calls"] = _wire_calls(turn, completion_id)
     return {
@@ -208,7 +261,7 @@ def completion(turn: Turn, *, model: str, created: int, completion_id: str) -> d
         "created": created,
         "model": model,
         "choices": [{"index": 0, "message": message, "finish_reason": turn.finish_reason}],
-        "usage": dict(_SCRIPTED_USAGE),
+        "usage": turn.usage_counts(),
     }
 
 
@@ -273,9 +326,13 @@ class AnswerReader:
 
     Bytes that are not part of the format are skipped: the reader watches a stream that belongs to others, and must
     never be the reason that it breaks.
+
+    Attributes:
+        deltas: How many pieces of text, reasoning or calls have come; llama-server sends one for each token.
     """
 
     def __init__(self) -> None:
+        self.deltas = 0
         self._pending = bytearray()
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -325,6 +382,7 @@ class AnswerReader:
             self._finish_reason = reason if isinstance(reason, str) else self._finish_reason
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
+        self.deltas += any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
         for key, parts in (("content", self._text), ("reasoning_content", self._reasoning)):
             value = delta.get(key)
             if isinstance(value, str):

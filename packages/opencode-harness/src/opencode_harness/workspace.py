@@ -20,15 +20,32 @@ defaults they hold the sessions of earlier runs.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from opencode_harness.errors import WorkspaceError
 
-__all__ = ["FileChange", "TrialLayout", "changed_files", "create_layout", "lay_files", "snapshot_text_files"]
+__all__ = [
+    "FileChange",
+    "FileSpec",
+    "FileState",
+    "TrialLayout",
+    "changed_files",
+    "commit_all",
+    "create_layout",
+    "lay_files",
+    "snapshot_files",
+    "snapshot_text_files",
+]
 
 _LARGEST_TEXT_BYTES = 4 * 1024 * 1024
+_GIT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -112,22 +129,139 @@ def _enclosing_repository(folder: Path) -> Path | None:
     return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
-def lay_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write text files, by relative path, below `folder`; line ends are written as given.
+@dataclass(frozen=True)
+class FileSpec:
+    """A file to lay into a folder.
+
+    Attributes:
+        data: What it holds.
+        executable: Whether it may be run.
+        link: Target of a symbolic link, relative to the link's folder; the file is then a link and holds nothing.
+    """
+
+    data: bytes = b""
+    executable: bool = False
+    link: str | None = None
+
+
+def lay_files(folder: Path, files: Mapping[str, FileSpec | str]) -> None:
+    """Write files, by relative path, below `folder`; texts become UTF-8 with their line ends as given.
 
     Raises:
-        WorkspaceError: A path leaves the folder, or cannot be written.
+        WorkspaceError: A path or a link leaves the folder, or cannot be written.
     """
     root = folder.resolve()
-    for name, text in files.items():
+    specs = {name: FileSpec(file.encode("utf-8")) if isinstance(file, str) else file for name, file in files.items()}
+    # Links come last, so that no file is written through one.
+    for name, spec in sorted(specs.items(), key=lambda item: item[1].link is not None):
         path = (root / name).resolve()
         if root not in path.parents:
             raise WorkspaceError(f"{name!r} is not a path inside {folder}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.encode("utf-8"))
+            _lay(path, spec, root)
         except OSError as error:
             raise WorkspaceError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _lay(path: Path, spec: FileSpec, root: Path) -> None:
+    if spec.link is None:
+        path.write_bytes(spec.data)
+        if spec.executable:
+            path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        return
+    target = Path(os.path.normpath(path.parent / spec.link))
+    if root != target and root not in target.parents:
+        raise WorkspaceError(f"the link {path.relative_to(root)} -> {spec.link} leads out of {root}")
+    path.symlink_to(spec.link)
+
+
+def commit_all(folder: Path, environment: Mapping[str, str]) -> None:
+    """Make `folder` a git repository whose one commit holds what is there.
+
+    Raises:
+        WorkspaceError: There is no git, or it failed.
+    """
+    who = ("-c", "user.name=harness", "-c", "user.email=harness@localhost", "-c", "commit.gpgsign=false")
+    commands = (("init", "--quiet"), ("add", "--all"), (*who, "commit", "--quiet", "--allow-empty", "-m", "start"))
+    for command in commands:
+        try:
+            done = subprocess.run(
+                ["git", *command],
+                cwd=folder,
+                env=dict(environment),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_GIT_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise WorkspaceError("there is no git on PATH", hint="install git, or leave out `git: true`") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise WorkspaceError(f"git {command[0]} in {folder} failed: {error}") from error
+        if done.returncode != 0:
+            raise WorkspaceError(f"git {command[0]} in {folder} failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What stands at a path, as far as it can be compared.
+
+    Attributes:
+        kind: `text` (UTF-8 without NUL, up to 4 MiB), `binary`, `link`, or `other` (a pipe, or not readable).
+        text: A text file's text.
+        sha256: Of a text's or binary file's bytes, in hex.
+        target: A link's target as written.
+        executable: Whether its owner may run it.
+    """
+
+    kind: Literal["text", "binary", "link", "other"]
+    text: str | None = None
+    sha256: str | None = None
+    target: str | None = None
+    executable: bool = False
+
+
+def snapshot_files(folder: Path) -> dict[str, FileState]:
+    """Every file below `folder` but those of `.git`, by path relative to it, with / as separator.
+
+    Links are not followed; folders show by their files alone.
+    """
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in sorted([*names, *links]):
+            path = Path(parent) / name
+            found[path.relative_to(folder).as_posix()] = _state_of(path)
+    return dict(sorted(found.items()))
+
+
+def _state_of(path: Path) -> FileState:
+    try:
+        if path.is_symlink():
+            return FileState("link", target=str(path.readlink()))
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return FileState("other")
+        executable = bool(status.st_mode & stat.S_IXUSR)
+        raw = path.read_bytes()
+    except OSError:
+        return FileState("other")
+    text = _text_of(raw)
+    digest = hashlib.sha256(raw).hexdigest()
+    return FileState("binary" if text is None else "text", text, digest, executable=executable)
+
+
+def _text_of(raw: bytes) -> str | None:
+    if len(raw) > _LARGEST_TEXT_BYTES or b"\0" in raw:
+        return None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def snapshot_text_files(folder: Path) -> dict[str, str]:
@@ -136,27 +270,12 @@ def snapshot_text_files(folder: Path) -> dict[str, str]:
     Binary files (not UTF-8, or holding NUL), files above 4 MiB, `.git` and what symbolic links point to are left
     out.
     """
-    return {
-        path.relative_to(folder).as_posix(): text
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink() and ".git" not in path.relative_to(folder).parts
-        if (text := _text_of(path)) is not None
-    }
+    return {path: state.text for path, state in snapshot_files(folder).items() if state.text is not None}
 
 
 def paths_below(folder: Path) -> frozenset[str]:
     """Every path below `folder`, links and folders included, relative to it, with / as separator."""
     return frozenset(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-
-
-def _text_of(path: Path) -> str | None:
-    try:
-        if path.stat().st_size > _LARGEST_TEXT_BYTES:
-            return None
-        raw = path.read_bytes()
-        return None if b"\0" in raw else raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -165,13 +284,13 @@ class FileChange:
 
     Attributes:
         path: Relative path.
-        before: Text before, or None when the file is new.
-        after: Text after, or None when the file is gone.
+        before: What stood there, or None when the file is new.
+        after: What stands there now, or None when the file is gone.
     """
 
     path: str
-    before: str | None
-    after: str | None
+    before: FileState | None
+    after: FileState | None
 
     @property
     def kind(self) -> str:
@@ -181,7 +300,7 @@ class FileChange:
         return "vanished" if self.after is None else "changed"
 
 
-def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FileChange, ...]:
+def changed_files(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> tuple[FileChange, ...]:
     """What differs between two snapshots, by path."""
     return tuple(
         FileChange(path, before.get(path), after.get(path))

@@ -15,7 +15,7 @@ import yaml
 
 from opencode_harness.errors import ScenarioError
 
-__all__ = ["Location", "YamlSource", "read_yaml"]
+__all__ = ["KeyPath", "Location", "YamlSource", "read_yaml"]
 
 Location = tuple[int, int]
 KeyPath = tuple[str | int, ...]
