@@ -283,7 +283,7 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
     command = [str(spec.opencode)]
     starts = [Start(command, [shown(prompt) for prompt in (scenario.prompt, *scenario.then)])]
     if scenario.resume:
-        starts.append(Start([*command, "--continue"], [shown(prompt) for prompt in scenario.resume]))
+        starts.append(Start([*command, "--continue"], [shown(prompt) for prompt in scenario.resume], resumes=True))
     timeouts = {f"{name}_s": value for name, value in scenario.timeouts_s.items() if name not in _OWN_TIMEOUTS}
     return run_opencode_tui(
         starts,

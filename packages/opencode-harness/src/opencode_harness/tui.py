@@ -58,6 +58,7 @@ TerminalOutcome = Literal["done", "rejected", "turn-timeout", "ready-timeout", "
 READY_RE = re.compile(r"Ask anything")
 _BUSY_RE = re.compile(r"esc (?:again to )?interrupt")
 _TURN_RE = re.compile(r"▣ .*")
+_FOOTER_RE = re.compile(r"ctrl\+p commands")
 _DONE_RE = re.compile(r"▣ .* · (?:\d+h ?)?(?:\d+m ?)?\d+(?:\.\d+)?m?s\b")
 
 _COLUMNS = 120
@@ -112,10 +113,12 @@ class Start:
     Attributes:
         argv: The executable and its arguments.
         prompts: What is asked, one after the other; each may hold line feeds.
+        resumes: Whether it shows an earlier conversation from the beginning, and so no empty prompt box's example.
     """
 
     argv: Sequence[str]
     prompts: Sequence[str]
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ def run_opencode_tui(
             if number:
                 recording.started_again()
             with _Terminal(start.argv, env, cwd, recording) as terminal:
-                conversation.run(terminal, start.prompts)
+                conversation.run(terminal, start)
             if not conversation.goes_on:
                 break
         return conversation.result()
@@ -456,6 +459,7 @@ class _Conversation:
     """All prompts, from the first start of OpenCode to its last end."""
 
     _terminal: _Terminal
+    _is_ready: Callable[[], bool]
 
     def __init__(
         self,
@@ -491,10 +495,11 @@ class _Conversation:
         """Whether OpenCode may be started again: nothing went wrong."""
         return self._outcome in ("done", "rejected")
 
-    def run(self, terminal: _Terminal, prompts: Sequence[str]) -> None:
+    def run(self, terminal: _Terminal, start: Start) -> None:
         """One start of OpenCode."""
         self._terminal = terminal
-        self._outcome, self._message = self._converse(prompts)
+        self._is_ready = self._shows_conversation if start.resumes else self._shows_example
+        self._outcome, self._message = self._converse(start.prompts)
         self._done_rows = self._recording.screen("done", terminal.screen)
         self._screen_at_end = terminal.screen.joined_text()
         self._recording.marker(self._outcome)
@@ -583,8 +588,12 @@ class _Conversation:
         self._ready_rows = self._recording.screen("ready", self._terminal.screen)
         self._recording.marker("ready")
 
-    def _is_ready(self) -> bool:
+    def _shows_example(self) -> bool:
         return READY_RE.search(self._screen_text()) is not None
+
+    def _shows_conversation(self) -> bool:
+        text = self._screen_text()
+        return _TURN_RE.search(text) is not None and _FOOTER_RE.search(text) is not None
 
     def _submit(self, prompt: str) -> None:
         """Give the prompt and press Enter.
@@ -607,7 +616,7 @@ class _Conversation:
         def taken() -> bool:
             nonlocal pressed_s
             at_work = _BUSY_RE.search(self._screen_text()) or (not was_done and self._is_done())
-            if self._turn_ended() or (at_work and not self._is_ready()):
+            if self._turn_ended() or (at_work and not self._shows_example()):
                 return True
             if self._now_s() - pressed_s > _PRESS_AGAIN_S:
                 pressed_s = self._now_s()
@@ -623,7 +632,7 @@ class _Conversation:
             self._look()
 
     def _shows_input(self) -> bool:
-        return self._saw_post_submit_output and not self._is_ready()
+        return self._saw_post_submit_output and not self._shows_example()
 
     def _wait_for_turn_end(self) -> None:
         waited_s = self._wait_until(
