@@ -220,3 +220,12 @@ def test_a_project_that_lies_in_a_folder_called_scenarios_has_no_more_of_them(
     done = run_pytest(project, f"--oc-server={server.url}", "--collect-only", "-q")
     assert "<ScenarioItem one>" in done.stdout
     assert "app" not in done.stdout
+
+
+def test_a_scenario_whose_requirements_are_not_met_is_skipped_with_the_reason(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    write(tmp_path, "one.scenario.yaml", "requires: {commands: no-such-program}\n" + PASSING)
+    done = run_pytest(tmp_path, "--oc-server", server.url, "-rs")
+    assert done.returncode == 0
+    assert "it requires no-such-program, which is not on PATH" in " ".join(done.stdout.split())

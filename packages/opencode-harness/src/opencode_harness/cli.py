@@ -17,9 +17,12 @@ from typing import NoReturn
 from llama_launch import LlamaLaunchError
 from vram_report import visible
 
+from opencode_harness.answer_source import choose_source
 from opencode_harness.errors import HarnessError
 from opencode_harness.opencode import find_opencode, install_opencode
-from opencode_harness.scenario import load_scenario, scenario_paths
+from opencode_harness.outcomes import exit_code
+from opencode_harness.recheck import recheck, trial_folders
+from opencode_harness.scenario import find_faults, load_scenario, scenario_paths
 from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite
 
 __all__ = ["main"]
@@ -31,6 +34,7 @@ examples:
   opencode-harness run scenarios                start a server, run every scenario, report
   opencode-harness run scenarios/read/read_file.yaml --server http://127.0.0.1:8080
   opencode-harness run scenarios -- -k edit     what follows -- goes to pytest
+  opencode-harness recheck RUN                  edited expectations, checked against a run that is over
 """
 _INTERRUPTED = 130
 _LINE_END = "\n"
@@ -107,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_install(commands)
     _add_validate(commands)
+    _add_list(commands)
     _add_run(commands)
+    _add_recheck(commands)
     return parser
 
 
@@ -133,6 +139,31 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
     command.set_defaults(command=_validate)
+
+
+def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "list",
+        help="list scenarios",
+        description="List scenarios: who answers (turns, guided, cassette or server), tags, description.",
+        epilog="example:\n  opencode-harness list scenarios",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    command.set_defaults(command=_list)
+
+
+def _add_recheck(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "recheck",
+        help="check edited expectations against a run that is over",
+        description="Check the expectations, as they stand in the scenario files now, against what a run recorded. "
+        "Nothing is run, and no server is needed.",
+        epilog="example:\n  opencode-harness recheck /tmp/opencode-harness-1000/20261201-130158-kw3pvdom",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of one trial")
+    command.set_defaults(command=_recheck)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -175,11 +206,35 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> int:
+    status = 0
     for path in scenario_paths(options.scenarios):
+        faults = find_faults(path)
+        for fault in faults:
+            status = _told(fault, debug=options.debug)
+        if faults:
+            continue
         scenario = load_scenario(path)
         noun = "expectation" if len(scenario.expectations) == 1 else "expectations"
         _say(f"{path}: ok, {len(scenario.expectations)} {noun}")
+    return status
+
+
+def _list(options: argparse.Namespace) -> int:
+    for path in scenario_paths(options.scenarios):
+        scenario = load_scenario(path)
+        source = choose_source(scenario, has_server=True, has_cassette=scenario.cassette.exists())
+        tags = f" [{', '.join(scenario.tags)}]" if scenario.tags else ""
+        _say(visible(f"{path}: {source.kind}{tags} {' '.join(scenario.description.split())}".rstrip()))
     return 0
+
+
+def _recheck(options: argparse.Namespace) -> int:
+    rechecked = [recheck(folder) for folder in trial_folders(options.run)]
+    for item in rechecked:
+        _say(f"{item.scenario_path}: {item.outcome.value.upper()}")
+        for line in item.messages:
+            _say(visible(f"  {line}", keep=_LINE_END))
+    return exit_code(item.outcome for item in rechecked)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -158,6 +158,8 @@ def _trial_function(scenario: Scenario) -> Any:
         with _progress(request.config):
             result = run_trial(spec)
         request.node.stash[_RESULT] = result
+        if result.outcome is Outcome.SKIP:
+            pytest.skip(result.problems[0].message)
         if result.outcome is not Outcome.PASS:
             raise TrialFailed(result.explain(scenario))
 
@@ -209,7 +211,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     if "summary" not in figures or report.when != "call":
         return None
     word = str(figures["outcome"]).upper()
-    letter = "." if report.passed else "F"
+    letter = "." if report.passed else "s" if report.skipped else "F"
     return report.outcome, letter, f"{word} ({figures['summary']})"
 
 
