@@ -115,6 +115,19 @@ def test_a_rejected_permission_ends_the_run_without_a_signal(tmp_path: Path) -> 
     assert drive(tmp_path, "dialog", answer="reject").outcome == "rejected"
 
 
+@pytest.mark.parametrize("answer", ["reject", "always"])
+def test_the_program_is_left_only_when_the_caller_has_heard_of_every_permission(tmp_path: Path, answer: str) -> None:
+    was_running: list[bool] = []
+
+    def heard_of(permissions: int) -> bool:
+        assert permissions == 1
+        was_running.append(psutil.pid_exists(int((tmp_path / "pid").read_text())))
+        return len(was_running) == 5
+
+    assert drive(tmp_path, "dialog", answer=answer, heard_of=heard_of).outcome in ("done", "rejected")
+    assert was_running == [True] * 5
+
+
 def test_a_dialog_left_open_is_named_at_the_turn_timeout(tmp_path: Path) -> None:
     run = drive(tmp_path, "dialog", Timeouts(turn_s=0.5), answer=None)
     assert run.outcome == "turn-timeout"

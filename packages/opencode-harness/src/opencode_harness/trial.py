@@ -275,6 +275,10 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
         proxy.enforce_limits(stall_s)
         return bool(proxy.faults) or (log.turns_ended >= turns and proxy.open_requests == 0)
 
+    def heard_of(permissions: int) -> bool:
+        log.refresh()
+        return len(log.asked) >= permissions
+
     def shown(prompt: str) -> str:
         for name, place in _places(scenario, layout).items():
             prompt = prompt.replace("{" + name + "}", place)
@@ -293,6 +297,7 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
         artefacts=layout.artefacts,
         timeouts=Timeouts(**timeouts),
         answer=scenario.permission_answer,
+        heard_of=heard_of,
     )
 
 

@@ -6,7 +6,8 @@ Every wait ends on something seen, and every timeout has a name of its own and r
     input   the prompt was taken: the box's example is gone
     turn    the caller's signal says that the agent is done (OpenCode's log, and no open request); without the
             signal nothing but this timeout, OpenCode's end or a rejected permission ends the wait
-    quiet   after the signal: the screen shows the turn as done and stays as it is
+    quiet   after the signal: the screen shows the turn as done and stays as it is, and the caller has heard of every
+            permission that was asked for (OpenCode's log comes in batches, one a second, the last of them never)
     exit    OpenCode left after Ctrl-C; then SIGTERM, then SIGKILL
 
 What happens is written into the artefacts folder as it happens, so that it can be read after a crash: stdout.raw and
@@ -69,6 +70,8 @@ _PASTE_START = b"\x1b[200~"
 _PASTE_END = b"\x1b[201~"
 _NEEDS_PASTE = re.compile(r"\n|@|^\s*[/!]")
 _LARGEST_READ = 65_536
+# Dialogs that OpenCode's log tells of as permissions.
+_PERMISSION_KINDS = frozenset({"permission", "doom-loop"})
 # How long one look at the terminal waits for bytes; the caller's signal is asked once a look.
 _LOOK_S = 0.05
 # How long OpenCode may take to show a paste before Enter is pressed all the same.
@@ -93,7 +96,8 @@ class Timeouts:
         ready_s: From the start to the prompt box.
         input_s: From the first key to the prompt having been taken.
         turn_s: From the prompt having been taken to the end-of-turn signal.
-        quiet_s: From that signal to a screen that shows the turn as done and stays as it is.
+        quiet_s: From that signal to a screen that shows the turn as done and stays as it is, and to the last
+            permission having been heard of.
         exit_s: From Ctrl-C to OpenCode's end.
         settle_s: How long the screen must stay as it is to count as settled.
     """
@@ -101,7 +105,7 @@ class Timeouts:
     ready_s: float = 60.0
     input_s: float = 15.0
     turn_s: float = 300.0
-    quiet_s: float = 5.0
+    quiet_s: float = 10.0
     exit_s: float = 5.0
     settle_s: float = 0.4
 
@@ -215,6 +219,7 @@ def run_opencode_tui(
     artefacts: Path,
     timeouts: Timeouts | None = None,
     answer: Answer | None = "always",
+    heard_of: Callable[[int], bool] = lambda permissions: True,
 ) -> TuiRun:
     """Start OpenCode in a terminal of 120 x 36 cells, give it its prompts, and leave it when the last turn is done.
 
@@ -228,12 +233,14 @@ def run_opencode_tui(
         artefacts: Folder for what is recorded; must exist.
         timeouts: How long each wait may take.
         answer: How dialogs are answered; None leaves them open.
+        heard_of: Whether at least so many permissions are known to have been asked for; waited for before OpenCode
+            is left, because it may end without having told.
 
     Raises:
         TerminalStartError: OpenCode or its folder is not there or cannot be run.
     """
     with contextlib.closing(_Recording(artefacts)) as recording:
-        conversation = _Conversation(recording, timeouts or Timeouts(), answer, turn_ended)
+        conversation = _Conversation(recording, timeouts or Timeouts(), answer, turn_ended, heard_of)
         for number, start in enumerate(starts):
             if number:
                 recording.started_again()
@@ -467,12 +474,14 @@ class _Conversation:
         timeouts: Timeouts,
         answer: Answer | None,
         turn_ended: Callable[[int], bool],
+        heard_of: Callable[[int], bool],
     ) -> None:
         self._recording = recording
         self._timeouts = timeouts
         self._answer: Answer | None = answer
         self._answerer = DialogAnswerer(answer) if answer is not None else None
         self._signal = turn_ended
+        self._heard_of = heard_of
         self._dialogs: list[AnsweredDialog] = []
         self._prompts = 0
         self._rejections = 0
@@ -680,9 +689,12 @@ class _Conversation:
         while not settled and self._now_s() - started_s < self._timeouts.quiet_s:
             self._look()
             still_s = self._now_s() - max(self._terminal.last_output_s, started_s)
-            settled = still_s >= self._timeouts.settle_s and (self._is_done() or self._rejected)
+            settled = still_s >= self._timeouts.settle_s and (self._is_done() or self._rejected) and self._all_heard()
         self._took("settle", self._now_s() - started_s)
         return settled
+
+    def _all_heard(self) -> bool:
+        return self._heard_of(sum(dialog.kind in _PERMISSION_KINDS for dialog in self._dialogs))
 
     def _leave(self) -> str:
         """Ctrl-C until OpenCode ends, then SIGTERM, then SIGKILL; returns what to add to the message."""
