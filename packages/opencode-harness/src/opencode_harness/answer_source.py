@@ -33,14 +33,15 @@ class AnswerSource:
 
 def can_be_guided(turns: tuple[Turn, ...]) -> bool:
     """Whether a server can be made to say the turns: real counts and endings cannot be prescribed."""
-    return all(
-        not turn.usage
-        and turn.reasoning is None
-        and turn.finish_reason != "length"
-        and (turn.text or turn.tool_calls)
-        and turn.text != ""
-        for turn in turns
-    )
+    return all(_can_be_said(turn) for turn in turns)
+
+
+def _can_be_said(turn: Turn) -> bool:
+    said = [*([] if turn.text is None else [turn.text]), *(call.wire_arguments for call in turn.tool_calls)]
+    # A grammar cannot make a model say nothing.
+    is_sayable = bool(said) and all(said)
+    ending = "tool_calls" if turn.tool_calls else "stop"
+    return is_sayable and not turn.usage and turn.reasoning is None and turn.finish_reason == ending
 
 
 def choose_source(

@@ -36,14 +36,15 @@ def _escaped(character: str) -> str:
     return _ESCAPES.get(character) or (character if 0x20 <= code != 0x7F else f"\\x{code:02X}")
 
 
-def _literal(turn: Turn) -> str:
-    return _SEPARATOR.join([*([turn.text] if turn.text else []), *(call.wire_arguments for call in turn.tool_calls)])
+def _parts(turn: Turn) -> list[str]:
+    """What the server is made to say: the text, if any, then each call's arguments."""
+    return [*([turn.text] if turn.text else []), *(call.wire_arguments for call in turn.tool_calls)]
 
 
 def guided_body(request: Mapping[str, Any], turn: Turn) -> bytes:
     """The request to send so that the server says the turn."""
     body = {key: value for key, value in request.items() if key not in {"tools", "tool_choice"}}
-    return json.dumps({**body, "grammar": literal_grammar(_literal(turn))}).encode("ascii")
+    return json.dumps({**body, "grammar": literal_grammar(_SEPARATOR.join(_parts(turn)))}).encode("ascii")
 
 
 class GuidedStream:
@@ -58,9 +59,11 @@ class GuidedStream:
         self._turn = turn
         self._ids = [f"call_guided_{number}_{index}" for index in range(len(turn.tool_calls))]
         self._pending = b""
-        # Which part of the literal is being said: -1 is the text, then the calls in order.
-        self._part = -1 if turn.text else 0
-        self._text_separators = (turn.text or "").count(_SEPARATOR)
+        # Which part is being said, and how many characters of it are still to come. Parts are told apart by their
+        # lengths: each may hold separators of its own.
+        self._part = 0
+        self._lengths = [len(part) for part in _parts(turn)] or [0]
+        self._left = self._lengths[0]
         self._begun: set[int] = set()
 
     def feed(self, data: bytes) -> bytes:
@@ -85,21 +88,23 @@ class GuidedStream:
         return [_event({**payload, "choices": [{**choice, "delta": delta}]}) for delta in self._deltas(content)]
 
     def _deltas(self, content: str) -> list[dict[str, Any]]:
-        first, *others = content.split(_SEPARATOR)
-        deltas = self._delta(first)
-        for piece in others:
-            if self._part < 0 and self._text_separators:
-                self._text_separators -= 1
-                deltas += self._delta(_SEPARATOR + piece)
-            else:
-                self._part += 1
+        deltas: list[dict[str, Any]] = []
+        while content:
+            is_last = self._part == len(self._lengths) - 1
+            piece, content = (content, "") if is_last else (content[: self._left], content[self._left :])
+            self._left -= len(piece)
+            if piece:
                 deltas += self._delta(piece)
+            if content:
+                content = content.removeprefix(_SEPARATOR)
+                self._part += 1
+                self._left = self._lengths[self._part]
         return deltas
 
     def _delta(self, piece: str) -> list[dict[str, Any]]:
-        if self._part < 0:
-            return [{"content": piece}] if piece else []
-        index = min(self._part, len(self._ids) - 1)
+        index = self._part - (1 if self._turn.text else 0)
+        if index < 0:
+            return [{"content": piece}]
         deltas: list[dict[str, Any]] = []
         if index not in self._begun:
             self._begun.add(index)
@@ -107,8 +112,7 @@ class GuidedStream:
             deltas.append(
                 {"tool_calls": [{"index": index, "id": self._ids[index], "type": "function", "function": function}]}
             )
-        if piece:
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
         return deltas
 
 

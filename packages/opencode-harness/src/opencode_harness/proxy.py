@@ -198,17 +198,25 @@ class Proxy:
         limit = self._limits.completion_tokens
         return None if limit is None else limit - sum(map(_generated, self.exchanges))
 
-    def answer(self, exchange: Exchange, body: bytes) -> OwnAnswer | PassedOn:
+    def fault_of(self, exchange: Exchange) -> ProxyFault | None:
+        """What goes wrong on purpose with a chat request that has just begun; counts main requests, so ask once."""
+        if exchange.lane != "main":
+            return None
+        with self.changed:
+            self._main_requests += 1
+            return self._faults.get(self._main_requests)
+
+    def answer(self, exchange: Exchange, body: bytes, fault: ProxyFault | None) -> OwnAnswer | PassedOn:
         """What a chat request is answered with.
 
         Args:
             exchange: The exchange that has just begun.
             body: The request's body as it came.
+            fault: What goes wrong with it on purpose, or None.
         """
         if exchange.lane == "title":
             return turn_answer(_TITLE, exchange.request, exchange.number, int(time.time()))
         with self.changed:
-            fault = self._fault_of(exchange)
             reached = self._limit_reached()
             if reached:
                 return self._refuse(exchange, "limit", reached)
@@ -223,12 +231,6 @@ class Proxy:
             if self.upstream is None:
                 return self._refuse(exchange, "no-upstream", "there is neither a turn nor a server")
             return PassedOn(self._leased(exchange, body), fault=fault)
-
-    def _fault_of(self, exchange: Exchange) -> ProxyFault | None:
-        if exchange.lane != "main":
-            return None
-        self._main_requests += 1
-        return self._faults.get(self._main_requests)
 
     def _limit_reached(self) -> str:
         limits, left = self._limits, self.tokens_left()

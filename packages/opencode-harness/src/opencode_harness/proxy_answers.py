@@ -86,16 +86,16 @@ def http_error(fault: ProxyFault) -> OwnAnswer:
 
 def first_events(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
     """The first `count` server-sent events of a stream, however it is split."""
-    left = count
-    for piece in pieces:
-        events = piece.split(b"\n\n")
-        ended = len(events) - 1
-        if left <= ended:
-            if left:
-                yield b"\n\n".join(events[:left]) + b"\n\n"
+    left, pending = count, b""
+    for piece in pieces if left else ():
+        *events, pending = (pending + piece).split(b"\n\n")
+        for event in events[:left]:
+            yield event + b"\n\n"
+        left -= min(left, len(events))
+        if not left:
             return
-        left -= ended
-        yield piece
+    if pending:
+        yield pending
 
 
 def error_event(message: str) -> bytes:

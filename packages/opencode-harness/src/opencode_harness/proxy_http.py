@@ -44,7 +44,10 @@ class ChatService(Protocol):
     ledger: Ledger
     recorder: Recorder | None
 
-    def answer(self, exchange: Exchange, body: bytes) -> OwnAnswer | PassedOn:
+    def fault_of(self, exchange: Exchange) -> ProxyFault | None:
+        """What goes wrong on purpose with a chat request; to be asked once."""
+
+    def answer(self, exchange: Exchange, body: bytes, fault: ProxyFault | None) -> OwnAnswer | PassedOn:
         """What a chat request is answered with."""
 
     def tokens_left(self) -> int | None:
@@ -303,14 +306,20 @@ class _Handler(BaseHTTPRequestHandler):
             lane = proxy.lanes.assign(self.headers, request)  # type: ignore[arg-type]
             exchange = proxy.ledger.start(lane, request, self.headers)  # type: ignore[arg-type]
         tap = Tap(proxy.ledger, exchange.number)
-        answer = proxy.answer(exchange, body)
+        source: Source = "scripted"
         try:
+            fault = proxy.fault_of(exchange)
+            if fault is not None and fault.kind == "stall":
+                # Before anything is taken from turns or cassette: a client that does not wait asks again.
+                self._stall(fault.for_s)
+            answer = proxy.answer(exchange, body, fault)
+            source = answer.source
             self._answer(answer, exchange, tap)
         except ClientGone:
             tap.error = "the proxy was stopped" if self.server.stopping.is_set() else "the client hung up"
             raise
         finally:
-            proxy.ledger.end(tap.result(exchange, answer.source))
+            proxy.ledger.end(tap.result(exchange, source))
         return None
 
     def _answer(self, answer: OwnAnswer | PassedOn, exchange: Exchange, tap: Tap) -> None:
@@ -319,8 +328,6 @@ class _Handler(BaseHTTPRequestHandler):
             tap.error = "the connection ended without an answer, on purpose"
             self.close_connection = True
             return
-        if fault is not None and fault.kind == "stall":
-            self._stall(fault.for_s)
         if isinstance(answer, OwnAnswer):
             self._serve(answer, tap)
             return
@@ -457,7 +464,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
 
     def _send_data(self, data: bytes) -> None:
-        if not self._has_body:
+        # An empty chunk would be the mark of a complete answer.
+        if not self._has_body or not data:
             return
         # One write, and so one packet, for each piece: it leaves at once and whole.
         with _client_errors():
