@@ -67,6 +67,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+        if self.server.refusal is not None:
+            body = json.dumps(self.server.refusal).encode()
+            self.send_response(503)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -85,6 +92,7 @@ class Upstream(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.pieces = pieces
         self.bodies: list[bytes] = []
+        self.refusal: dict[str, Any] | None = None
         self.hung_up = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -179,7 +187,7 @@ def test_a_status_on_purpose_has_llama_servers_form_and_uses_no_turn_up(status: 
         assert proxy.turns_left == 1
         assert text(ask(proxy)) == "The file says kiwi."
         # What goes wrong on purpose is no fault of the trial.
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_hang_up_ends_the_connection_without_an_answer_and_uses_no_turn_up() -> None:
@@ -192,7 +200,7 @@ def test_a_hang_up_ends_the_connection_without_an_answer_and_uses_no_turn_up() -
         assert (exchange.status, exchange.first_byte_s) == (None, None)
         assert exchange.error == "the connection ended without an answer, on purpose"
         assert text(ask(proxy)) == "The file says kiwi."
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -207,7 +215,7 @@ def test_a_cut_stream_ends_after_so_many_events_and_its_turn_is_said_again(count
         assert exchange.text == {0: "", 1: "", 3: "The file"}[count]
         assert proxy.turns_left == 2
         assert [text(ask(proxy)), text(ask(proxy))] == ["The file says kiwi.", "No, plum."]
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_cut_behind_the_last_event_leaves_out_the_mark_of_a_complete_answer_only() -> None:
@@ -228,7 +236,7 @@ def test_an_error_event_comes_after_so_many_events_in_a_stream_that_ends_well(co
         }
         assert (last(proxy).status, last(proxy).error) == (200, "Failed to parse input at pos 7")
         assert text(ask(proxy)) == "The file says kiwi."
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_stall_comes_before_the_first_byte_and_then_the_turn() -> None:
@@ -247,7 +255,7 @@ def test_a_stall_is_over_when_its_client_hangs_up() -> None:
         connection.close()
         assert last(proxy).error == "the client hung up"
         assert last(proxy).first_byte_s is None
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_turn_whose_stall_the_client_did_not_wait_for_is_not_used_up() -> None:
@@ -379,11 +387,11 @@ def test_a_main_request_beyond_the_limit_of_turns_ends_the_trial_with_a_visible_
     with Proxy(upstream=None, turns=[KIWI] * 9, limits=Limits(turns=2)) as proxy:
         ask(proxy, TITLE)
         assert [text(ask(proxy)), text(ask(proxy))] == ["The file says kiwi."] * 2
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
         response = ask(proxy)
         assert response.status_code == 200
         assert text(response) == "[harness] turns: the agent asks for turn 3, the limit is 2"
-        (fault,) = proxy.faults
+        [fault] = proxy.faults
         assert (fault.kind, fault.message) == ("limit", "turns: the agent asks for turn 3, the limit is 2")
         assert proxy.turns_left == 7
 
@@ -394,7 +402,7 @@ def test_sub_agents_and_titles_take_no_main_turns() -> None:
         assert text(ask(proxy)) == "The file says kiwi."
         assert [text(ask(proxy, headers=SUB)) for _ in range(3)] == ["sub"] * 3
         assert text(ask(proxy, TITLE)) == "Harness session"
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_repeated_request_counts_against_the_limit_of_turns() -> None:
@@ -409,7 +417,7 @@ def test_without_limits_nothing_ends_a_trial() -> None:
         assert [text(ask(proxy)) for _ in range(5)] == ["The file says kiwi."] * 5
         last(proxy)
         proxy.enforce_limits(FOR_EVER_S)
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 @pytest.mark.parametrize(("limit", "answers"), [(7, 1), (14, 2), (15, 3)])
@@ -420,7 +428,7 @@ def test_a_request_after_all_tokens_were_generated_ends_the_trial(limit: int, an
             assert text(ask(proxy)) == "kiwi"
             last(proxy)
         assert proxy.tokens_left() == limit - 7 * answers
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
         told = f"completion_tokens: the models have generated all {limit} that they may"
         assert text(ask(proxy)) == f"[harness] {told}"
         assert [(fault.kind, fault.message) for fault in proxy.faults] == [("limit", told)]
@@ -471,12 +479,12 @@ def test_an_answer_that_ends_with_its_last_token_is_whole() -> None:
 def test_time_is_up_once_and_only_after_the_first_request() -> None:
     with Proxy(upstream=None, turns=[KIWI] * 2, limits=Limits(wall_s=0.0)) as proxy:
         proxy.enforce_limits(FOR_EVER_S)
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
         ask(proxy)
         last(proxy)
         proxy.enforce_limits(FOR_EVER_S)
         proxy.enforce_limits(FOR_EVER_S)
-        (fault,) = proxy.faults
+        [fault] = proxy.faults
         assert fault.kind == "limit"
         assert fault.message.startswith("wall: ")
         assert fault.message.endswith(" s since the first request, the limit is 0 s")
@@ -487,7 +495,7 @@ def test_time_that_is_not_up_ends_nothing() -> None:
         ask(proxy)
         last(proxy)
         proxy.enforce_limits(FOR_EVER_S)
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_a_model_that_fell_silent_for_too_long_is_told_once() -> None:
@@ -495,10 +503,10 @@ def test_a_model_that_fell_silent_for_too_long_is_told_once() -> None:
         connection = begin(proxy)
         opened(proxy)
         proxy.enforce_limits(FOR_EVER_S)
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
         proxy.enforce_limits(0.0)
         proxy.enforce_limits(0.0)
-        (fault,) = proxy.faults
+        [fault] = proxy.faults
         assert fault.kind == "model-stall"
         assert fault.message.startswith("the model sent no token for ")
         assert fault.message.endswith(" s (timeout 'stall' is 0 s)")
@@ -511,7 +519,7 @@ def test_a_trial_without_an_open_request_is_not_silent() -> None:
         last(proxy)
         assert proxy.silence_s == 0.0
         proxy.enforce_limits(0.0)
-        assert proxy.faults == ()
+        assert list(proxy.faults) == []
 
 
 def test_each_token_ends_the_silence_and_a_comment_that_keeps_the_connection_alive_does_not() -> None:
@@ -667,10 +675,8 @@ def test_a_guided_request_beyond_the_last_turn_is_not_asked_of_the_server() -> N
 
 def test_an_error_of_the_server_passes_a_guided_turn_unchanged() -> None:
     refusal = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
-    with (
-        Proxy(upstream=None, turns=[KIWI], faults=[ProxyFault(1, "status", message="Loading model")]) as server,
-        Proxy(upstream=server.base_url, turns=[READ], guided=True) as proxy,
-    ):
+    with upstream() as server, guided(READ, server=server) as proxy:
+        server.refusal = refusal
         response = ask(proxy)
         assert (response.status_code, response.json()) == (503, refusal)
 
