@@ -15,6 +15,7 @@ import pytest
 
 FAKE = Path(__file__).with_name("fake_opencode.py")
 PASSING = "prompt: Hi\nturns: [{text: hello there}]\nscreen_contains: hello there\n"
+ASKING = "prompt: Hi\nscreen_contains: let in\n"
 FAILING = "prompt: Hi\nturns: [{text: hello there}]\nscreen_contains:\n  - hello there\n  - goodbye\n"
 
 
@@ -28,6 +29,7 @@ class FakeServer(ThreadingHTTPServer):
         self.key: str | None = None
         self.refused: list[str] = []
         self.posted: list[str] = []
+        self.leased: list[int] = []
 
     @property
     def url(self) -> str:
@@ -63,11 +65,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"/slots": slots, "/props": props}.get(self.path, {"status": "ok"}))
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
         if not self.is_let_in():
             return
         self.server.posted.append(self.path)
         if self.path == "/v1/chat/completions":
+            self.server.leased += [body["id_slot"]] if "id_slot" in body else []
             self.chat()
         elif self.server.can_erase:
             self.answer(200, {"id_slot": 0, "n_erased": 5})
@@ -112,28 +115,60 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_every_slot_is_erased_before_each_test_whatever_their_number(tmp_path: Path, server: FakeServer) -> None:
+def test_every_slot_is_erased_before_each_test_that_may_use_it(tmp_path: Path, server: FakeServer) -> None:
     write(tmp_path, "test_plain.py", "def test_one(): pass\ndef test_two(): pass\n")
-    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    write(tmp_path, "scenarios/asks.yaml", ASKING)
+    write(tmp_path, "scenarios/scripted.yaml", PASSING)
     done = run_pytest(tmp_path, f"--oc-server={server.url}")
-    assert "3 passed" in done.stdout, done.stdout
-    once = [f"/slots/{index}?action=erase&id_slot={index}" for index in range(3)]
-    assert server.posted == once * 3
+    assert "4 passed" in done.stdout, done.stdout
+    erased = [path for path in server.posted if "erase" in path]
+    assert erased == [f"/slots/{index}?action=erase&id_slot={index}" for index in range(3)] * 3
+
+
+@pytest.mark.parametrize("mode", ["warm", "shared"])
+def test_only_a_cold_trial_erases(tmp_path: Path, server: FakeServer, mode: str) -> None:
+    write(tmp_path, "scenarios/asks.yaml", ASKING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}", f"--oc-kv-mode={mode}")
+    assert "1 passed" in done.stdout, done.stdout
+    assert [path for path in server.posted if "erase" in path] == []
+
+
+def test_workers_share_no_slot(tmp_path: Path, server: FakeServer) -> None:
+    server.n_slots = 4
+    for name in ("one", "two", "three", "four"):
+        write(tmp_path, f"scenarios/{name}.yaml", ASKING)
+    done = run_pytest(tmp_path, f"--oc-server={server.url}", "-n2", "--dist=load")
+    assert "4 passed" in done.stdout, done.stdout
+    assert set(server.leased) == {0, 2}
+    assert len(server.leased) == 4
 
 
 def test_a_flush_that_fails_is_a_warning_and_no_error(tmp_path: Path, server: FakeServer) -> None:
     server.can_erase = False
-    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    write(tmp_path, "scenarios/asks.yaml", ASKING)
     done = run_pytest(tmp_path, f"--oc-server={server.url}")
     assert "1 passed" in done.stdout, done.stdout
     assert "KV cache not flushed" in done.stdout
 
 
-def test_a_server_that_is_away_is_a_warning_when_turns_are_scripted(tmp_path: Path) -> None:
+def test_a_scripted_scenario_needs_no_server_that_is_there(tmp_path: Path) -> None:
     write(tmp_path, "scenarios/hello.yaml", PASSING)
     done = run_pytest(tmp_path, "--oc-server=http://127.0.0.1:9")
     assert "1 passed" in done.stdout, done.stdout
-    assert "KV cache not flushed" in done.stdout
+    assert "KV cache" not in done.stdout
+
+
+def test_without_any_server_scenarios_that_need_one_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    write(tmp_path, "scenarios/asks.yaml", ASKING)
+    done = run_pytest(tmp_path, "--oc-no-server")
+    assert "1 passed, 1 skipped" in done.stdout, done.stdout
+
+
+def test_scenarios_that_are_passed_over_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    done = run_pytest(tmp_path)
+    assert "scenario files were passed over; name a server with --oc-server URL" in done.stdout
 
 
 def test_a_scenario_is_an_item_and_its_failure_names_file_and_line(tmp_path: Path, server: FakeServer) -> None:

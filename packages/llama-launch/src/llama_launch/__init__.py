@@ -20,6 +20,7 @@ from llama_launch.errors import (
 )
 from llama_launch.flags import server_argv
 from llama_launch.preflight import Footgun, footguns
+from llama_launch.probe import wilson_interval
 from llama_launch.profile import LoadedProfile, Profile, load_profile, profile_names, read_profile
 from llama_launch.server import RunningServer, planned_argv, start_server
 
@@ -54,4 +55,5 @@ __all__ = [
     "read_profile",
     "server_argv",
     "start_server",
+    "wilson_interval",
 ]

@@ -23,7 +23,8 @@ from opencode_harness.opencode import find_opencode, install_opencode
 from opencode_harness.outcomes import exit_code
 from opencode_harness.recheck import recheck, trial_folders
 from opencode_harness.scenario import find_faults, load_scenario, scenario_paths
-from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite
+from opencode_harness.session import SessionSpec
+from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite, select
 
 __all__ = ["main"]
 
@@ -33,17 +34,27 @@ examples:
   opencode-harness validate scenarios           check scenario files without running anything
   opencode-harness run scenarios                start a server, run every scenario, report
   opencode-harness run scenarios/read/read_file.yaml --server http://127.0.0.1:8080
+  opencode-harness run scenarios --jobs auto --repeat 5
+  opencode-harness run scenarios --no-server --tag smoke
   opencode-harness run scenarios -- -k edit     what follows -- goes to pytest
   opencode-harness recheck RUN                  edited expectations, checked against a run that is over
 """
 _INTERRUPTED = 130
+_PROFILE = "smollm2-135m"
 _LINE_END = "\n"
+
+
+class UsageError(HarnessError):
+    """Options that do not go together, or leave nothing to do."""
+
+    exit_code = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status.
 
-    0: all is well. 1: a scenario failed. 2: usage, or a faulty scenario file. 3: no OpenCode, no server. 130: Ctrl-C.
+    0: all is well. 1: a scenario failed. 2: usage, or a faulty scenario file. 3: the environment is at fault (no
+    OpenCode, no server, a trial that could not be carried out). 4: a cassette no longer fits. 130: Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, pytest_arguments = _split(arguments)
@@ -175,25 +186,80 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_server(command)
+    which = command.add_argument_group("which scenarios")
+    which.add_argument("--tag", action="append", default=[], metavar="TAG", help="only those with this tag; may repeat")
+    which.add_argument("--skip-tag", action="append", default=[], metavar="TAG", help="none with this tag; may repeat")
+    how = command.add_argument_group("how they are run")
+    how.add_argument(
+        "--jobs", type=_jobs, default=1, metavar="N", help="how many at once; auto: as many as there are cores (1)"
+    )
+    how.add_argument("--repeat", type=_count, default=1, metavar="N", help="run each N times and report rates (1)")
+    how.add_argument(
+        "--kv-mode",
+        choices=("cold", "warm", "shared"),
+        default="cold",
+        help="cold: slots are erased, and a first prompt that was not computed whole is CONTAMINATED (the default); "
+        "warm: what slots hold is kept; shared: nothing is erased or claimed",
+    )
+    who = how.add_mutually_exclusive_group()
+    who.add_argument("--guided", action="store_true", help="make the server say the turns of all that can be guided")
+    who.add_argument("--live", action="store_true", help="let the server answer where there is a cassette, too")
+    who.add_argument("--oracle", action="store_true", help="answer with the scenarios' solutions: all must pass")
+    who.add_argument("--nop", action="store_true", help="an agent that does nothing: all must fail")
+    command.add_argument("--opencode", metavar="PATH", help="OpenCode executable (node_modules, then PATH)")
     command.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="folder for run.json, logs and screens; must be new or empty"
+    )
+    command.set_defaults(command=_run)
+
+
+def _add_server(command: argparse.ArgumentParser) -> None:
+    server = command.add_argument_group("which server")
+    server.add_argument(
         "--server", type=_server_url, metavar="URL", help="address of a running llama-server; none: start one"
     )
-    command.add_argument(
+    server.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="file whose first line is the key that --server asks for"
     )
-    command.add_argument(
+    server.add_argument("--server-log", type=Path, metavar="FILE", help="log of --server, which diagnoses quote")
+    server.add_argument("--no-server", action="store_true", help="start none: scenarios that need a server are skipped")
+    server.add_argument(
         "--backend",
         choices=("auto", "embedded", "external"),
         default="auto",
         help="what to start: llama-server from PATH (external), the one in a Python wheel (embedded), or the first "
         "of these that is there (auto, the default)",
     )
-    command.add_argument("--profile", default="smollm2-135m", help="llama-launch profile to start (%(default)s)")
-    command.add_argument("--opencode", metavar="PATH", help="OpenCode executable (node_modules, then PATH)")
-    command.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="folder for logs and screens; must be new or empty"
+    server.add_argument(
+        "--profile",
+        action="append",
+        metavar="NAME",
+        help=f"llama-launch profile to start ({_PROFILE}); may repeat: what a server answers is run with each",
     )
-    command.set_defaults(command=_run)
+
+
+def _server_choice(options: argparse.Namespace) -> ServerChoice:
+    if options.no_server and options.server:
+        raise UsageError("--no-server and --server exclude each other", hint="leave one of them out")
+    return ServerChoice(
+        options.server,
+        options.backend,
+        options.profile or [_PROFILE],
+        options.api_key_file,
+        options.server_log,
+        is_wanted=not options.no_server,
+    )
+
+
+def _jobs(text: str) -> int | str:
+    return "auto" if text == "auto" else _count(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
 
 
 def _say(text: str) -> None:
@@ -238,17 +304,25 @@ def _recheck(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    paths = scenario_paths(options.scenarios)
-    for path in paths:
-        load_scenario(path)
-    spec = SuiteSpec(
-        scenarios=paths,
-        server=ServerChoice(options.server, options.backend, options.profile, options.api_key_file),
-        opencode=find_opencode(options.opencode),
-        run_dir=_run_folder(options.run_dir),
-        pytest_arguments=options.pytest_arguments,
+    paths = select(scenario_paths(options.scenarios), options.tag, options.skip_tag)
+    if not paths:
+        raise UsageError("no scenario carries these tags", hint="opencode-harness list PATH shows all tags")
+    server = _server_choice(options)
+    opencode = find_opencode(options.opencode)
+    run_dir = _run_folder(options.run_dir)
+    session = SessionSpec(
+        paths,
+        run_dir,
+        opencode,
+        jobs=options.jobs,
+        repeat=options.repeat,
+        kv_mode=options.kv_mode,
+        oracle="solution" if options.oracle else "nothing" if options.nop else None,
+        guided=options.guided,
+        live=options.live,
+        more=options.pytest_arguments,
     )
-    return run_suite(spec, _say)
+    return run_suite(SuiteSpec(server, session, run_dir), _say)
 
 
 def _run_folder(chosen: Path | None) -> Path:

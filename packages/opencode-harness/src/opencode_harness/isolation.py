@@ -14,10 +14,12 @@ from typing import Any
 from opencode_harness.workspace import TrialLayout
 
 __all__ = [
+    "DEFAULT_LIMITS",
     "GRANTED_PERMISSIONS",
     "MODEL_ID",
     "PROVIDER_ID",
     "ModelLimits",
+    "limits_within",
     "opencode_config",
     "opencode_environment",
 ]
@@ -52,6 +54,15 @@ class ModelLimits:
 
     context_tokens: int
     output_tokens: int
+
+
+DEFAULT_LIMITS = ModelLimits(context_tokens=32_768, output_tokens=2_048)
+
+
+def limits_within(n_ctx_slot: int | None) -> ModelLimits:
+    """What OpenCode is told of a server whose slots hold so many tokens, so that it never sends more than fits."""
+    context_tokens = n_ctx_slot or DEFAULT_LIMITS.context_tokens
+    return ModelLimits(context_tokens, min(DEFAULT_LIMITS.output_tokens, context_tokens // 4))
 
 
 def opencode_config(base_url: str, limits: ModelLimits, permission: Mapping[str, Any]) -> dict[str, Any]:

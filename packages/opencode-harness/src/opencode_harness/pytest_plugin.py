@@ -1,7 +1,9 @@
 """The pytest plugin: scenario files as items of their own, and a clean KV cache before every test.
 
-Nothing happens unless a server is named (`--oc-server`, or `oc_server` in the ini file): then YAML files named
-`*.scenario.yaml`, lying below a folder called `scenarios`, or given as arguments are collected, one item a file.
+Nothing happens unless a server is named (`--oc-server`, or `oc_server` in the ini file) or said to be none
+(`--oc-no-server`): then YAML files named `*.scenario.yaml`, lying below a folder called `scenarios`, or given as
+arguments are collected, one item a file and repetition. Under pytest-xdist each worker's trials have slots of their
+own.
 pytest loads this module in every run of every project that has it installed, so whatever is heavy is imported where
 it is used.
 """
@@ -9,13 +11,13 @@ it is used.
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 import threading
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -26,20 +28,16 @@ if TYPE_CHECKING:
 
     from opencode_harness.isolation import ModelLimits
     from opencode_harness.scenario import Scenario
+    from opencode_harness.trial import TrialResult
+    from opencode_harness.verdict import KvMode
 
-__all__ = ["ScenarioFile", "ScenarioItem", "ServerUnderTest", "TrialFailed", "run_scenarios"]
+__all__ = ["ScenarioFile", "ScenarioItem", "ServerUnderTest", "TrialFailed"]
 
-_OUTPUT_TOKENS = 2_048
 _PROGRESS_EVERY_S = 5
-# 0 ok, 1 a scenario failed, 2 bad input, 3 the environment's fault.
-_EXIT_STATUS: Mapping[pytest.ExitCode, int] = {
-    pytest.ExitCode.OK: 0,
-    pytest.ExitCode.TESTS_FAILED: 1,
-    pytest.ExitCode.INTERNAL_ERROR: 3,
-    pytest.ExitCode.USAGE_ERROR: 2,
-    pytest.ExitCode.NO_TESTS_COLLECTED: 2,
-}
-_RESULT = pytest.StashKey[Any]()
+# What the environment broke is tried once more.
+_ATTEMPTS = 2
+_RESULTS = pytest.StashKey[Any]()
+_PASSED_OVER = pytest.StashKey[bool]()
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,22 @@ class ServerUnderTest:
         url: Its address without `/v1`.
         client: Typed HTTP calls to it.
         n_ctx_slot: Tokens that one slot may hold, or None when the server does not say.
+        n_slots: How many slots it has, or None when it does not say.
         api_key: What it asks for, or None.
     """
 
     url: str
     client: Client
     n_ctx_slot: int | None
+    n_slots: int | None = None
     api_key: str | None = field(default=None, repr=False)
 
     @property
     def limits(self) -> ModelLimits:
         """What OpenCode is told: the slot's real context, so that it never sends more than fits."""
-        from opencode_harness.isolation import ModelLimits
+        from opencode_harness.isolation import limits_within
 
-        context_tokens = self.n_ctx_slot or 32_768
-        return ModelLimits(context_tokens, min(_OUTPUT_TOKENS, context_tokens // 4))
+        return limits_within(self.n_ctx_slot)
 
 
 class TrialFailed(Exception):
@@ -72,25 +71,40 @@ class TrialFailed(Exception):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options `--oc-server` and `--oc-opencode`, each also an ini value."""
+    """The options, each with a value also an ini value."""
     group = parser.getgroup("opencode-harness", "tests of OpenCode against a llama.cpp server")
     options = {
         "oc_server": "address of a running llama-server, such as http://127.0.0.1:8080",
         "oc_api_key_file": "file whose first line is the key that the server asks for",
         "oc_opencode": "the OpenCode executable; node_modules here or above, then PATH, by default",
+        "oc_server_log": "the server's log, which a failure's diagnosis quotes",
+        "oc_kv_mode": "cold (the default: an empty KV cache, proved), warm or shared",
+        "oc_oracle": "answer with the scenarios' solutions (solution), or with an agent that does nothing (nothing)",
+        "oc_repeat": "how often each scenario is run (1)",
+    }
+    flags = {
+        "oc_no_server": "collect scenarios though there is no server: those that need one are skipped",
+        "oc_guided": "make the server say the turns of every scenario that can be guided",
+        "oc_live": "let the server answer where there is a cassette, too",
     }
     for name, text in options.items():
         group.addoption(f"--{name.replace('_', '-')}", dest=name, metavar="VALUE", help=text)
         parser.addini(name, text, default="")
+    for name, text in flags.items():
+        group.addoption(f"--{name.replace('_', '-')}", dest=name, action="store_true", help=text)
 
 
 def _option(config: pytest.Config, name: str) -> str:
     return str(config.getoption(name) or config.getini(name) or "")
 
 
+def _is_on(config: pytest.Config) -> bool:
+    return bool(_option(config, "oc_server") or config.getoption("oc_no_server"))
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFile | None:
     """Collect scenario files when a server is named."""
-    if file_path.suffix not in {".yaml", ".yml"} or not _option(parent.config, "oc_server"):
+    if file_path.suffix not in {".yaml", ".yml"}:
         return None
     named = parent.session.isinitpath(file_path) or file_path.name.endswith((".scenario.yaml", ".scenario.yml"))
     root = parent.config.rootpath
@@ -98,27 +112,48 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ScenarioFi
     folders = file_path.relative_to(root).parent.parts if file_path.is_relative_to(root) else file_path.parent.parts
     if not named and "scenarios" not in folders:
         return None
+    if not _is_on(parent.config):
+        parent.config.stash[_PASSED_OVER] = True
+        return None
     file: ScenarioFile = ScenarioFile.from_parent(parent, path=file_path)
     return file
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Say why nothing was collected, where that is so because no server was named."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(_PASSED_OVER, False):
+        hint = "name a server with --oc-server URL, or say --oc-no-server"
+        terminalreporter.write_line(f"opencode-harness: scenario files were passed over; {hint}")
 
 
 class ScenarioFile(pytest.File):
     """A YAML file with one scenario."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """The file's one item."""
+        """One item for each repetition."""
         from opencode_harness.scenario import load_scenario
 
         scenario = load_scenario(_relative(self.path))
-        item: ScenarioItem = ScenarioItem.from_parent(self, name=scenario.name, callobj=_trial_function(scenario))
-        item.extra_keyword_matches.update(scenario.tags)
-        yield item
+        repeats = _repeats(self.config)
+        for repeat in range(1, repeats + 1):
+            name = scenario.name if repeats == 1 else f"{scenario.name}[{repeat}]"
+            item: ScenarioItem = ScenarioItem.from_parent(self, name=name, callobj=_trial_function(scenario))
+            item.extra_keyword_matches.update(scenario.tags)
+            item.user_properties += [("scenario", scenario.name), ("repeat", str(repeat))]
+            yield item
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A faulty file is told by place and remedy, without a traceback."""
         if isinstance(excinfo.value, ScenarioError):
             return _with_hint(excinfo.value)
         return super().repr_failure(excinfo)
+
+
+def _repeats(config: pytest.Config) -> int:
+    text = _option(config, "oc_repeat") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise pytest.UsageError(f"--oc-repeat {text!r}: write a whole number from 1")
+    return int(text)
 
 
 class ScenarioItem(pytest.Function):
@@ -151,19 +186,90 @@ def _with_hint(error: HarnessError) -> str:
 
 def _trial_function(scenario: Scenario) -> Any:
     from opencode_harness.outcomes import Outcome
-    from opencode_harness.trial import TrialSpec, run_trial
 
-    def trial(request: pytest.FixtureRequest, tmp_path: Path, oc_server: ServerUnderTest, oc_opencode: Path) -> None:
-        spec = TrialSpec(scenario, tmp_path, oc_opencode, oc_server.url, oc_server.limits, oc_server.api_key)
+    def trial(
+        request: pytest.FixtureRequest,
+        tmp_path: Path,
+        tmp_path_factory: pytest.TempPathFactory,
+        oc_server: ServerUnderTest | None,
+        oc_opencode: Path,
+    ) -> None:
+        results: list[TrialResult] = []
+        request.node.stash[_RESULTS] = results
         with _progress(request.config):
-            result = run_trial(spec)
-        request.node.stash[_RESULT] = result
-        if result.outcome is Outcome.SKIP:
-            pytest.skip(result.problems[0].message)
-        if result.outcome is not Outcome.PASS:
-            raise TrialFailed(result.explain(scenario))
+            for root in _attempt_folders(tmp_path, tmp_path_factory):
+                results.append(_attempt(scenario, root, request.config, tmp_path_factory, oc_server, oc_opencode))
+                if not results[-1].outcome_policy.retries:
+                    break
+        if results[-1].outcome is Outcome.SKIP:
+            pytest.skip(results[-1].problems[0].message)
+        if results[-1].outcome is not Outcome.PASS:
+            raise TrialFailed(results[-1].explain())
 
     return trial
+
+
+def _attempt_folders(first: Path, factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for each attempt; none is ever used again."""
+    yield first
+    for number in range(2, _ATTEMPTS + 1):
+        yield factory.mktemp(f"{first.name}-attempt-{number}-")
+
+
+def _attempt(
+    scenario: Scenario,
+    root: Path,
+    config: pytest.Config,
+    factory: pytest.TempPathFactory,
+    server: ServerUnderTest | None,
+    opencode: Path,
+) -> TrialResult:
+    from opencode_harness.isolation import DEFAULT_LIMITS
+    from opencode_harness.trial import TrialSpec, asks_server, run_trial
+
+    log = _option(config, "oc_server_log")
+    spec = TrialSpec(
+        scenario,
+        root,
+        opencode,
+        None if server is None else server.url,
+        DEFAULT_LIMITS if server is None else server.limits,
+        None if server is None else server.api_key,
+        kv_mode=cast("KvMode", _option(config, "oc_kv_mode") or "cold"),
+        guided=config.getoption("oc_guided"),
+        live=config.getoption("oc_live"),
+        oracle=cast("Any", _option(config, "oc_oracle") or None),
+        server_log=Path(log) if log else None,
+    )
+    if server is None or not asks_server(spec):
+        return run_trial(spec)
+    with _slots_of(config, factory, server) as slots:
+        if spec.kv_mode == "cold":
+            _flush(server, slots)
+        return run_trial(dataclasses.replace(spec, slots=slots))
+
+
+@contextlib.contextmanager
+def _slots_of(config: pytest.Config, factory: pytest.TempPathFactory, server: ServerUnderTest) -> Iterator[Any]:
+    """The slots that are this worker's own while a trial lasts; none where it has the server to itself."""
+    from opencode_harness.slots import leased_slots
+
+    worker = getattr(config, "workerinput", None)
+    if worker is None or server.n_slots is None:
+        yield ()
+        return
+    # All workers' temporary folders have one parent.
+    number = int(str(worker["workerid"]).removeprefix("gw"))
+    with leased_slots(factory.getbasetemp().parent, number, server.n_slots) as slots:
+        yield slots
+
+
+def _flush(server: ServerUnderTest, slots: Sequence[int] = ()) -> None:
+    from opencode_harness.slots import flush_slots
+
+    flush = flush_slots(server.client, slots)
+    if flush.problem is not None:
+        warnings.warn(pytest.PytestWarning(flush.problem), stacklevel=1)
 
 
 @contextlib.contextmanager
@@ -192,15 +298,17 @@ def _progress(config: pytest.Config) -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the trial's figures to its report."""
+    """Attach the attempts' figures to the trial's report."""
     report = yield
-    result = item.stash.get(_RESULT, None)
-    if result is not None and report.when == "call":
-        noun = "request" if result.requests == 1 else "requests"
+    results: list[TrialResult] = item.stash.get(_RESULTS, [])
+    if results and report.when == "call":
+        last = results[-1]
+        noun = "request" if last.requests == 1 else "requests"
+        again = f", attempt {len(results)}" if len(results) > 1 else ""
         report.user_properties += [
-            ("outcome", result.outcome.value),
-            ("summary", f"{result.duration_s:.1f} s, {result.requests} {noun}"),
-            ("artefacts", str(result.artefacts)),
+            ("outcome", last.outcome.value),
+            ("summary", f"{last.duration_s:.1f} s, {last.requests} {noun}{again}"),
+            *(("artefacts", str(result.artefacts)) for result in results),
         ]
     return report
 
@@ -216,21 +324,23 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 @pytest.fixture(scope="session")
-def oc_server(request: pytest.FixtureRequest) -> ServerUnderTest:
-    """The server named by `--oc-server`; the test is skipped when none is."""
+def oc_server(request: pytest.FixtureRequest) -> ServerUnderTest | None:
+    """The server named by `--oc-server`; None with `--oc-no-server`; the test is skipped when neither is given."""
     from llama_launch import Client, LlamaLaunchError, read_api_keys
 
     url = _option(request.config, "oc_server")
+    if not url and request.config.getoption("oc_no_server"):
+        return None
     if not url:
         pytest.skip("no server: give --oc-server URL")
     key_file = _option(request.config, "oc_api_key_file")
     api_key = read_api_keys(Path(key_file))[0] if key_file else None
     client = Client(url, api_key)
-    try:
-        n_ctx_slot = client.props().n_ctx_slot
-    except LlamaLaunchError:
-        n_ctx_slot = None
-    return ServerUnderTest(url.rstrip("/"), client, n_ctx_slot, api_key)
+    n_ctx_slot, n_slots = None, None
+    with contextlib.suppress(LlamaLaunchError):
+        props = client.props()
+        n_ctx_slot, n_slots = props.n_ctx_slot, props.n_slots
+    return ServerUnderTest(url.rstrip("/"), client, n_ctx_slot, n_slots, api_key)
 
 
 @pytest.fixture(scope="session")
@@ -243,67 +353,10 @@ def oc_opencode(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(autouse=True)
 def flush_llama_kv_cache(request: pytest.FixtureRequest) -> None:
-    """Erase every slot of the server before each test; a failure is a warning, never an error."""
-    if not _option(request.config, "oc_server"):
-        return
-    from opencode_harness.slots import flush_slots
+    """Erase every slot of the server before each test; a failure is a warning, never an error.
 
-    server: ServerUnderTest = request.getfixturevalue("oc_server")
-    flush = flush_slots(server.client)
-    if flush.problem is not None:
-        warnings.warn(pytest.PytestWarning(flush.problem), stacklevel=1)
-
-
-def run_scenarios(
-    scenarios: Sequence[Path],
-    *,
-    run_dir: Path,
-    server_url: str,
-    opencode: Path,
-    api_key_file: Path | None = None,
-    more: Sequence[str] = (),
-) -> int:
-    """Run scenario files with pytest in this process; the pytest configuration of the current folder has no say.
-
-    Args:
-        scenarios: Scenario files.
-        run_dir: Receives the trials' folders, below `trials/`.
-        server_url: The server's address without `/v1`.
-        opencode: The executable.
-        api_key_file: File whose first line is the key that the server asks for.
-        more: Further arguments for pytest.
-
-    Returns:
-        0 all passed, 1 a scenario failed, 2 bad input or none selected, 3 pytest itself failed.
+    A scenario does so itself, of the slots that it uses, if it uses the server.
     """
-    configuration = run_dir / "pytest.ini"
-    configuration.write_text("[pytest]\n", encoding="utf-8")
-    arguments = [
-        *(str(path) for path in scenarios),
-        "--verbose",
-        "--no-header",
-        # Scenarios print nothing, and their progress is to be seen.
-        "--capture=no",
-        # Scenarios hold no assert statements; without this pytest warns that the harness is imported already.
-        "--assert=plain",
-        f"--config-file={configuration}",
-        f"--rootdir={_root_of(scenarios)}",
-        f"--basetemp={run_dir / 'trials'}",
-        "-pno:cacheprovider",
-        f"--oc-server={server_url}",
-        f"--oc-opencode={opencode}",
-        *([f"--oc-api-key-file={api_key_file}"] if api_key_file else []),
-        *more,
-    ]
-    code = pytest.ExitCode(pytest.main(arguments))
-    if code is pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    return _EXIT_STATUS[code]
-
-
-def _root_of(scenarios: Sequence[Path]) -> Path:
-    """The folder that scenario names are shown relative to: this one, or the deepest that holds them all."""
-    absolute = [path.absolute() for path in scenarios]
-    if all(path.is_relative_to(Path.cwd()) for path in absolute):
-        return Path.cwd()
-    return Path(os.path.commonpath([path.parent for path in absolute]))
+    if not _option(request.config, "oc_server") or isinstance(request.node, ScenarioItem):
+        return
+    _flush(request.getfixturevalue("oc_server"))

@@ -26,10 +26,10 @@ from opencode_harness.cassette import Recorder, Tape
 from opencode_harness.checks import CheckFailure, evaluate
 from opencode_harness.errors import WorkspaceError
 from opencode_harness.evidence import Evidence, ToolOutcome, write_evidence
-from opencode_harness.isolation import ModelLimits, opencode_config, opencode_environment
+from opencode_harness.isolation import DEFAULT_LIMITS, ModelLimits, opencode_config, opencode_environment
 from opencode_harness.opencode import opencode_version, search_path
 from opencode_harness.opencode_log import OpenCodeLog
-from opencode_harness.outcomes import Outcome
+from opencode_harness.outcomes import POLICIES, Outcome, Policy
 from opencode_harness.proxy import Proxy
 from opencode_harness.scenario import Scenario
 from opencode_harness.slots import slot_tokens
@@ -46,9 +46,8 @@ from opencode_harness.workspace import (
     snapshot_files,
 )
 
-__all__ = ["TrialResult", "TrialSpec", "run_trial"]
+__all__ = ["TrialResult", "TrialSpec", "asks_server", "run_trial"]
 
-DEFAULT_LIMITS = ModelLimits(context_tokens=32_768, output_tokens=2_048)
 # Longer than a cold prompt of OpenCode takes on two cores with the tiny model.
 _STALL_S = 240.0
 # Timeouts that are not the terminal's.
@@ -73,6 +72,7 @@ class TrialSpec:
         oracle: Answer with the scenario's solution, or with an agent that does nothing; None for neither.
         speed: How fast a cassette is played: 0 at once, 1 as recorded.
         record: Where the cassette comes from, for its header; None to record nothing.
+        server_log: The server's log, which a diagnosis quotes; None where it is not known.
     """
 
     scenario: Scenario
@@ -88,6 +88,7 @@ class TrialSpec:
     oracle: Oracle | None = None
     speed: float = 0.0
     record: Mapping[str, Any] | None = None
+    server_log: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class TrialResult:
         duration_s: Wall time.
         artefacts: Folder with everything that was recorded.
         source: Who answered: `turns`, `guided`, `cassette`, `server` or `none`.
+        place: The scenario's place, for messages.
+        path: The scenario file.
     """
 
     outcome: Outcome
@@ -110,14 +113,42 @@ class TrialResult:
     requests: int
     duration_s: float
     artefacts: Path
-    source: str = "none"
+    source: str
+    place: str
+    path: Path
 
-    def explain(self, scenario: Scenario) -> str:
-        """All problems and failures as text, each with the scenario's file and line."""
-        lines = [f"{scenario.place}: {problem.message}" for problem in self.problems]
-        lines += [f"{scenario.path}:{failure.line}: {failure.key}: {failure.message}" for failure in self.failures]
+    @property
+    def outcome_policy(self) -> Policy:
+        """What follows from the outcome."""
+        return POLICIES[self.outcome]
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """All problems and failures, each with the scenario's file and line."""
+        lines = [f"{self.place}: {problem.message}" for problem in self.problems]
+        lines += [f"{self.path}:{failure.line}: {failure.key}: {failure.message}" for failure in self.failures]
         # What OpenCode, tools and files hold is data: nothing of it may act on the terminal.
-        return visible("\n".join([*lines, f"recorded in {self.artefacts}"]), keep="\n\t")
+        return tuple(visible(line, keep="\n\t") for line in lines)
+
+    def explain(self) -> str:
+        """The messages as text, and where the records are."""
+        return "\n".join([*self.messages, visible(f"recorded in {self.artefacts}")])
+
+
+def asks_server(spec: TrialSpec) -> bool:
+    """Whether the trial's answers come from the server."""
+    return _source(spec).kind in ("server", "guided")
+
+
+def _source(spec: TrialSpec) -> AnswerSource:
+    return choose_source(
+        spec.scenario,
+        has_server=spec.upstream is not None,
+        has_cassette=spec.scenario.cassette.exists(),
+        oracle=spec.oracle,
+        guided=spec.guided,
+        live=spec.live or spec.record is not None,
+    )
 
 
 def run_trial(spec: TrialSpec) -> TrialResult:
@@ -137,14 +168,7 @@ def run_trial(spec: TrialSpec) -> TrialResult:
 def _run_trial(spec: TrialSpec) -> TrialResult:
     started = time.monotonic()
     layout = create_layout(spec.root)
-    source = choose_source(
-        spec.scenario,
-        has_server=spec.upstream is not None,
-        has_cassette=spec.scenario.cassette.exists(),
-        oracle=spec.oracle,
-        guided=spec.guided,
-        live=spec.live or spec.record is not None,
-    )
+    source = _source(spec)
     reason = source.reason or _unmet(spec, layout, source)
     if reason:
         return _skipped(layout, spec.scenario, source, reason)
@@ -172,7 +196,15 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     outcome = outcome_of(problems, failures, proxy.exchanges)
     duration_s = time.monotonic() - started
     result = TrialResult(
-        outcome, tuple(problems), failures, len(proxy.exchanges), duration_s, layout.artefacts, source.kind
+        outcome,
+        tuple(problems),
+        failures,
+        len(proxy.exchanges),
+        duration_s,
+        layout.artefacts,
+        source.kind,
+        spec.scenario.place,
+        spec.scenario.path,
     )
     _write_result(layout, spec, run, result, proxy, evidence.slot_tokens)
     if recorder is not None and outcome is Outcome.PASS:
@@ -206,7 +238,8 @@ def _unmet_version(wanted: str, found: str | None) -> str:
 
 def _skipped(layout: TrialLayout, scenario: Scenario, source: AnswerSource, reason: str) -> TrialResult:
     problem = Problem("skip", reason)
-    result = TrialResult(Outcome.SKIP, (problem,), (), 0, 0.0, layout.artefacts, source.kind)
+    place, path = scenario.place, scenario.path
+    result = TrialResult(Outcome.SKIP, (problem,), (), 0, 0.0, layout.artefacts, source.kind, place, path)
     _write_json(layout.artefacts / "result.json", _document(scenario, result))
     return result
 
@@ -342,6 +375,7 @@ def _document(scenario: Scenario, result: TrialResult) -> dict[str, Any]:
         "source": result.source,
         "problems": [dataclasses.asdict(problem) for problem in result.problems],
         "failures": [dataclasses.asdict(failure) for failure in result.failures],
+        "messages": list(result.messages),
         "duration_s": round(result.duration_s, 3),
     }
 
