@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import signal
 import sys
+import threading
 import traceback
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from llama_launch import LlamaLaunchError
+from llama_launch import LlamaLaunchError, read_api_keys
 from vram_report import visible
 
 from opencode_harness.answer_source import choose_source
@@ -22,9 +23,13 @@ from opencode_harness.errors import HarnessError
 from opencode_harness.opencode import find_opencode, install_opencode
 from opencode_harness.outcomes import exit_code
 from opencode_harness.recheck import recheck, trial_folders
+from opencode_harness.record import RecordingSpec, check_recordable, record_scenarios
+from opencode_harness.recording_player import play, read_recording
 from opencode_harness.scenario import find_faults, load_scenario, scenario_paths
+from opencode_harness.scenario_template import write_new_scenario
 from opencode_harness.session import SessionSpec
-from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite, select
+from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite, select, the_server
+from opencode_harness.trial_view import trial_lines
 
 __all__ = ["main"]
 
@@ -37,6 +42,10 @@ examples:
   opencode-harness run scenarios --jobs auto --repeat 5
   opencode-harness run scenarios --no-server --tag smoke
   opencode-harness run scenarios -- -k edit     what follows -- goes to pytest
+  opencode-harness new scenarios/mine.yaml      a scenario to start from
+  opencode-harness record scenarios/mine.yaml   what the server says, kept to be replayed without it
+  opencode-harness show RUN                     requests, tokens and last screen of each trial
+  opencode-harness play RUN/trials/read_file0   the recording, in this terminal
   opencode-harness recheck RUN                  edited expectations, checked against a run that is over
 """
 _INTERRUPTED = 130
@@ -125,6 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_list(commands)
     _add_run(commands)
     _add_recheck(commands)
+    _add_new(commands)
+    _add_record(commands)
+    _add_show(commands)
+    _add_play(commands)
     return parser
 
 
@@ -212,6 +225,74 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--run-dir", type=Path, metavar="DIR", help="folder for run.json, logs and screens; must be new or empty"
     )
     command.set_defaults(command=_run)
+
+
+def _add_new(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "new",
+        help="write a scenario to start from",
+        description="Write a scenario that passes as it is, to be edited; a file that is there is never replaced.",
+        epilog="example:\n  opencode-harness new scenarios/read/my_file.yaml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("path", type=Path, metavar="FILE", help="the file to write")
+    command.set_defaults(command=_new)
+
+
+def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "record",
+        help="record what a server says, to be replayed without one",
+        description="Run scenarios without turns once and keep what the server said as a cassette beside each file. "
+        "A trial that does not pass leaves none; a cassette that is there is never replaced: delete it first.",
+        epilog="example:\n  opencode-harness record scenarios/live/hello.yaml --server http://127.0.0.1:8080",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_server(command)
+    command.add_argument("--opencode", metavar="PATH", help="OpenCode executable (node_modules, then PATH)")
+    command.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="folder for logs and screens; must be new or empty"
+    )
+    command.set_defaults(command=_record)
+
+
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "show",
+        help="show what trials did",
+        description="Show each trial of a run: outcome, requests with their tokens, moments of the recording, last "
+        "screen.",
+        epilog="example:\n  opencode-harness show /tmp/opencode-harness-1000/20261201-130158-kw3pvdom",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of one trial")
+    command.set_defaults(command=_show)
+
+
+def _add_play(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "play",
+        help="play a trial's recording in this terminal",
+        description="Play a trial's recording (asciicast v2) in this terminal, which should be as large as the "
+        "recorded one. Ctrl-C ends it.",
+        epilog="example:\n  opencode-harness play RUN/trials/read_file0 --speed 4 --longest-pause 1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("recording", type=Path, metavar="PATH", help="a screen.cast, or the folder of one trial")
+    command.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="times as fast (1)")
+    command.add_argument("--longest-pause", type=_positive, metavar="S", help="cut longer pauses to S seconds")
+    command.set_defaults(command=_play)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -323,6 +404,61 @@ def _run(options: argparse.Namespace) -> int:
         more=options.pytest_arguments,
     )
     return run_suite(SuiteSpec(server, session, run_dir), _say)
+
+
+def _new(options: argparse.Namespace) -> int:
+    write_new_scenario(options.path)
+    _say(f"wrote {options.path}; run it: opencode-harness run {options.path} --no-server")
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    scenarios = [load_scenario(path) for path in scenario_paths(options.scenarios)]
+    choice = _server_choice(options)
+    if not choice.is_wanted:
+        raise UsageError("recording needs a server", hint="leave out --no-server")
+    opencode, run_dir = find_opencode(options.opencode), _run_folder(options.run_dir)
+    check_recordable(scenarios)
+    with contextlib.ExitStack() as stack:
+        argv: tuple[str, ...] = ()
+        url, key_file = choice.url, choice.api_key_file
+        if url is None:
+            server = stack.enter_context(the_server(choice, choice.profiles[0], run_dir, _say, kv_mode="shared"))
+            url, argv, key_file = server.url, server.argv, None
+            if server.profile.api_key_file:
+                key_file = Path(server.profile.api_key_file)
+        key = read_api_keys(key_file)[0] if key_file else None
+        outcomes = record_scenarios(RecordingSpec(scenarios, url, key, opencode, argv, run_dir), _say)
+    _say(f"logs and screens: {run_dir}")
+    return exit_code(outcomes)
+
+
+def _show(options: argparse.Namespace) -> int:
+    for folder in trial_folders(options.run):
+        for line in trial_lines(folder):
+            _say(line)
+    return 0
+
+
+def _play(options: argparse.Namespace) -> int:
+    path = options.recording
+    if path.is_dir():
+        found = sorted(path.rglob("screen.cast"))
+        if len(found) != 1:
+            hint = "name one of them" if found else "name a trial's folder"
+            raise UsageError("\n".join([f"{path}: {len(found)} recordings below it", *map(str, found)]), hint=hint)
+        path = found[0]
+    recording = read_recording(path)
+    if not sys.stdout.isatty():
+        raise UsageError("a recording is played to a terminal", hint="opencode-harness show prints a trial as text")
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    ended = threading.Event()
+    play(recording, write, ended.wait, speed=options.speed, longest_pause_s=options.longest_pause)
+    return 0
 
 
 def _run_folder(chosen: Path | None) -> Path:
