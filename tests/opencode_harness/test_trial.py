@@ -49,6 +49,15 @@ def test_scripted_turns_run_real_tools_and_pass(tmp_path: Path) -> None:
     assert [request["lane"] for request in document["requests"]] == ["title", "main", "main"]
 
 
+def test_a_failure_tells_its_likeliest_cause_and_where_to_look(tmp_path: Path) -> None:
+    turns = 'prompt: Which fruit?\nturns: [{text: "The fruit is", finish_reason: length}]\nscreen_contains: kiwi\n'
+    result, explanation = trial(tmp_path, turns)
+    assert result.outcome is Outcome.TRUNCATED
+    assert "likeliest cause: an answer was cut at its token limit" in explanation
+    assert re.search(r"turn 1 of the main conversation, request 2, \d+\.\d s into the recording", explanation)
+    assert json.loads((result.artefacts / "result.json").read_text())["diagnosis"]["cause"] == "length-stop"
+
+
 def test_what_a_trial_leaves_is_readable(tmp_path: Path) -> None:
     result, _ = trial(tmp_path, READ_KIWI + "stderr_contains_re: fake noise on stderr\n")
     assert result.outcome is Outcome.PASS

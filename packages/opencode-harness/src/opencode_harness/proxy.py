@@ -160,6 +160,11 @@ class Proxy:
             return self.ledger.open_requests
 
     @property
+    def now_s(self) -> float:
+        """Seconds since `start()`: the clock of all exchanges."""
+        return self.ledger.now_s()
+
+    @property
     def silence_s(self) -> float:
         """How long the quietest of the open chat requests has been without a token."""
         return self.ledger.silence_s()

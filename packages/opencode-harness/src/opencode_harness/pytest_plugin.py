@@ -240,6 +240,7 @@ def _attempt(
         live=config.getoption("oc_live"),
         oracle=cast("Any", _option(config, "oc_oracle") or None),
         server_log=Path(log) if log else None,
+        n_ctx_slot=None if server is None else server.n_ctx_slot,
     )
     if server is None or not asks_server(spec):
         return run_trial(spec)

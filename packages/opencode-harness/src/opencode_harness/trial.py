@@ -24,6 +24,7 @@ from opencode_harness.accounting import answer_figures, called_tools, lane_total
 from opencode_harness.answer_source import AnswerSource, Oracle, choose_source
 from opencode_harness.cassette import Recorder, Tape
 from opencode_harness.checks import CheckFailure, evaluate
+from opencode_harness.diagnosis import Diagnosis, Facts, diagnose
 from opencode_harness.errors import WorkspaceError
 from opencode_harness.evidence import Evidence, ToolOutcome, write_evidence
 from opencode_harness.isolation import DEFAULT_LIMITS, ModelLimits, opencode_config, opencode_environment
@@ -32,6 +33,7 @@ from opencode_harness.opencode_log import OpenCodeLog
 from opencode_harness.outcomes import POLICIES, Outcome, Policy
 from opencode_harness.proxy import Proxy
 from opencode_harness.scenario import Scenario
+from opencode_harness.server_log import lines_since, log_mark, vram_of
 from opencode_harness.slots import slot_tokens
 from opencode_harness.tui import Start, Timeouts, TuiRun, run_opencode_tui
 from opencode_harness.turns import substitute
@@ -73,6 +75,7 @@ class TrialSpec:
         speed: How fast a cassette is played: 0 at once, 1 as recorded.
         record: Where the cassette comes from, for its header; None to record nothing.
         server_log: The server's log, which a diagnosis quotes; None where it is not known.
+        n_ctx_slot: Tokens that a slot of the server really holds; None where it is not known.
     """
 
     scenario: Scenario
@@ -89,6 +92,7 @@ class TrialSpec:
     speed: float = 0.0
     record: Mapping[str, Any] | None = None
     server_log: Path | None = None
+    n_ctx_slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class TrialResult:
         source: Who answered: `turns`, `guided`, `cassette`, `server` or `none`.
         place: The scenario's place, for messages.
         path: The scenario file.
+        diagnosis: Why it did not pass, most likely; None where it did.
     """
 
     outcome: Outcome
@@ -116,6 +121,7 @@ class TrialResult:
     source: str
     place: str
     path: Path
+    diagnosis: Diagnosis | None = None
 
     @property
     def outcome_policy(self) -> Policy:
@@ -132,7 +138,8 @@ class TrialResult:
 
     def explain(self) -> str:
         """The messages as text, and where the records are."""
-        return "\n".join([*self.messages, visible(f"recorded in {self.artefacts}")])
+        causes = [] if self.diagnosis is None else [visible(line) for line in self.diagnosis.lines()]
+        return "\n".join([*self.messages, *causes, visible(f"recorded in {self.artefacts}")])
 
 
 def asks_server(spec: TrialSpec) -> bool:
@@ -176,7 +183,10 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     before = snapshot_files(layout.workspace)
     log = OpenCodeLog(layout.opencode_log)
     recorder = Recorder(layout.root) if spec.record is not None else None
+    log_path = spec.server_log if source.kind in ("server", "guided") else None
+    mark = log_mark(log_path)
     with _proxy(spec, layout, source, recorder) as proxy:
+        terminal_started_s = proxy.now_s
         try:
             run = _drive(spec, layout, project, proxy, log)
             is_waiting_for_model = proxy.open_requests > 0
@@ -205,6 +215,18 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
         source.kind,
         spec.scenario.place,
         spec.scenario.path,
+        diagnose(
+            Facts(
+                outcome,
+                proxy.exchanges,
+                lines_since(log_path, mark, spec.slots),
+                run.open_dialog,
+                spec.limits.context_tokens,
+                spec.n_ctx_slot if source.kind in ("server", "guided") else None,
+                {} if outcome is Outcome.PASS else vram_of(log_path),
+                terminal_started_s,
+            )
+        ),
     )
     _write_result(layout, spec, run, result, proxy, evidence.slot_tokens)
     if recorder is not None and outcome is Outcome.PASS:
@@ -376,6 +398,7 @@ def _document(scenario: Scenario, result: TrialResult) -> dict[str, Any]:
         "problems": [dataclasses.asdict(problem) for problem in result.problems],
         "failures": [dataclasses.asdict(failure) for failure in result.failures],
         "messages": list(result.messages),
+        "diagnosis": None if result.diagnosis is None else dataclasses.asdict(result.diagnosis),
         "duration_s": round(result.duration_s, 3),
     }
 

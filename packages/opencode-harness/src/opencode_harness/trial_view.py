@@ -49,6 +49,8 @@ def _head(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['scenario']}: {result['outcome'].upper()} ({result['source']}, {result['duration_s']:.1f} s)"
     for message in result["messages"]:
         yield from (f"  {line}" for line in message.splitlines())
+    if result.get("diagnosis") is not None:
+        yield f"  likeliest cause: {result['diagnosis']['summary']}"
 
 
 def _requests(requests: Sequence[Mapping[str, Any]]) -> Iterator[str]:

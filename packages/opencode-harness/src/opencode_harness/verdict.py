@@ -15,13 +15,13 @@ from opencode_harness.journal import Exchange
 from opencode_harness.outcomes import OUTCOME_OF_PROBLEM, Outcome
 from opencode_harness.tui import TuiRun
 
-__all__ = ["KvMode", "Problem", "contamination", "outcome_of", "terminal_problem"]
+__all__ = ["CALL_MARKUP_RE", "PARSER_ERROR_RE", "KvMode", "Problem", "contamination", "outcome_of", "terminal_problem"]
 
 KvMode = Literal["cold", "warm", "shared"]
 
 # How models write tool calls (llama.cpp, common/chat.cpp, build 11549): text that holds one was not parsed.
-_CALL_MARKUP_RE = re.compile(r"<tool_call>|<\|tool_call|<function=|\[TOOL_CALLS\]|<\|channel\|>|<｜tool▁call")
-_PARSER_ERROR_RE = re.compile(r"(?i)failed to parse|parse error|does not match the expected .*(?:grammar|format)")
+CALL_MARKUP_RE = re.compile(r"<tool_call>|<\|tool_call|<function=|\[TOOL_CALLS\]|<\|channel\|>|<｜tool▁call")
+PARSER_ERROR_RE = re.compile(r"(?i)failed to parse|parse error|does not match the expected .*(?:grammar|format)")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,6 @@ def outcome_of(problems: Sequence[Problem], failures: Sequence[CheckFailure], ex
 
 
 def _was_misparsed(exchange: Exchange) -> bool:
-    if exchange.error is not None and _PARSER_ERROR_RE.search(exchange.error):
+    if exchange.error is not None and PARSER_ERROR_RE.search(exchange.error):
         return True
-    return not exchange.tool_calls and _CALL_MARKUP_RE.search(exchange.text) is not None
+    return not exchange.tool_calls and CALL_MARKUP_RE.search(exchange.text) is not None
