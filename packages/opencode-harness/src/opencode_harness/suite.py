@@ -6,6 +6,7 @@ A run has one folder, outside of any git repository (OpenCode would take the rep
     RUN/trials/…/NAME0/  one folder an attempt; its artefacts/ hold screens, recording, logs and result.json
     RUN/run.json         every attempt, rates over repetitions
     RUN/junit.xml        the same for CI
+    RUN/report.html      the same for a person, with the recordings
 
 With several profiles there is one such pair of folders for each, below RUN/PROFILE/.
 """
@@ -29,6 +30,7 @@ import vram_report
 
 from opencode_harness.answer_source import choose_source
 from opencode_harness.errors import HarnessError
+from opencode_harness.html_report import render_html
 from opencode_harness.isolation import opencode_environment
 from opencode_harness.opencode import opencode_version
 from opencode_harness.outcomes import POLICIES, Outcome, exit_code
@@ -137,9 +139,12 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
             "servers": servers,
         }
         write_run_document(spec.run_dir / "run.json", run_document(trials, about))
+        report = spec.run_dir / "report.html"
+        report.write_text(render_html(trials, about, spec.run_dir), encoding="utf-8")
         say("")
         for line in summary_lines(trials):
             say(line)
+        say(f"report: {report}")
         say(f"logs and screens: {spec.run_dir}")
     last = [trial for trial in trials if trial.is_last]
     if spec.session.oracle == "nothing":

@@ -228,7 +228,7 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
             )
         ),
     )
-    _write_result(layout, spec, run, result, proxy, evidence.slot_tokens)
+    _write_result(layout, spec, run, result, proxy, evidence.slot_tokens, terminal_started_s)
     if recorder is not None and outcome is Outcome.PASS:
         secrets = [spec.api_key] if spec.api_key else []
         recorder.save(spec.scenario.cassette, spec.scenario.name, spec.record or {}, secrets=secrets)
@@ -410,10 +410,13 @@ def _write_result(
     result: TrialResult,
     proxy: Proxy,
     tokens_by_slot: Mapping[int, int] | None,
+    terminal_started_s: float,
 ) -> None:
     document = {
         **_document(spec.scenario, result),
         "kv_mode": spec.kv_mode,
+        # Requests are told on the proxy's clock; the recording begins here on it.
+        "clock": {"terminal_started_s": round(terminal_started_s, 3)},
         "terminal": {
             "outcome": run.outcome,
             "exit_status": run.exit_status,
