@@ -138,18 +138,28 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
             "kv_mode": spec.session.kv_mode,
             "servers": servers,
         }
-        write_run_document(spec.run_dir / "run.json", run_document(trials, about))
-        report = spec.run_dir / "report.html"
-        report.write_text(render_html(trials, about, spec.run_dir), encoding="utf-8")
+        unwritten = _write_reports(spec.run_dir, trials, about)
         say("")
         for line in summary_lines(trials):
             say(line)
-        say(f"report: {report}")
+        say(unwritten or f"report: {spec.run_dir / 'report.html'}")
         say(f"logs and screens: {spec.run_dir}")
+    if unwritten:
+        raise HarnessError(unwritten, hint="free some space there, or name another run folder")
     last = [trial for trial in trials if trial.is_last]
     if spec.session.oracle == "nothing":
         return _nothing_done(last, say)
     return exit_code(trial.outcome for trial in last)
+
+
+def _write_reports(run_dir: Path, trials: Sequence[TrialRecord], about: dict[str, Any]) -> str:
+    """Write run.json and report.html; says why that could not be done, and hides no other error by its own."""
+    try:
+        write_run_document(run_dir / "run.json", run_document(trials, about))
+        (run_dir / "report.html").write_text(render_html(trials, about, run_dir), encoding="utf-8")
+    except OSError as error:
+        return f"the reports could not be written in {run_dir}: {error.strerror or error}"
+    return ""
 
 
 def _nothing_done(trials: Sequence[TrialRecord], say: Callable[[str], None]) -> int:
