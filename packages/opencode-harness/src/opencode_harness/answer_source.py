@@ -30,6 +30,11 @@ class AnswerSource:
     turns: tuple[Turn, ...] = ()
     reason: str = ""
 
+    @property
+    def asks_server(self) -> bool:
+        """Whether the answers come from the server."""
+        return self.kind in ("server", "guided")
+
 
 def can_be_guided(turns: tuple[Turn, ...]) -> bool:
     """Whether a server can be made to say the turns: real counts and endings cannot be prescribed."""

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from llama_launch import LlamaLaunchError, read_api_keys
 from vram_report import visible
@@ -28,7 +28,7 @@ from opencode_harness.recording_player import play, read_recording
 from opencode_harness.scenario import find_faults, load_scenario, scenario_paths
 from opencode_harness.scenario_template import write_new_scenario
 from opencode_harness.session import SessionSpec
-from opencode_harness.suite import ServerChoice, SuiteSpec, new_run_folder, run_suite, select, the_server
+from opencode_harness.suite import ServerChoice, SuiteSpec, key_file_of, new_run_folder, run_suite, select, the_server
 from opencode_harness.trial_view import trial_lines
 
 __all__ = ["main"]
@@ -51,6 +51,7 @@ examples:
 _INTERRUPTED = 130
 _PROFILE = "smollm2-135m"
 _LINE_END = "\n"
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class UsageError(HarnessError):
@@ -141,64 +142,74 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_install(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _command(commands: _Commands, name: str, *, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_install(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "install",
         help="install the OpenCode version that package.json pins",
         description="Install the OpenCode version that DIR/package.json pins, with npm, unless it is there already.",
         epilog="example:\n  opencode-harness install .",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("dir", nargs="?", type=Path, default=Path(), metavar="DIR", help="default: here")
     command.set_defaults(command=_install)
 
 
-def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_validate(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "validate",
         help="check scenario files",
         description="Check scenario files against the schema; says file, line and column of what is wrong.",
         epilog="example:\n  opencode-harness validate scenarios",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_scenarios(command)
     command.set_defaults(command=_validate)
 
 
-def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_list(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "list",
         help="list scenarios",
         description="List scenarios: who answers (turns, guided, cassette or server), tags, description.",
         epilog="example:\n  opencode-harness list scenarios",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_scenarios(command)
     command.set_defaults(command=_list)
 
 
-def _add_recheck(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_recheck(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "recheck",
         help="check edited expectations against a run that is over",
         description="Check the expectations, as they stand in the scenario files now, against what a run recorded. "
         "Nothing is run, and no server is needed.",
         epilog="example:\n  opencode-harness recheck /tmp/opencode-harness-1000/20261201-130158-kw3pvdom",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of one trial")
     command.set_defaults(command=_recheck)
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_run(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "run",
         help="run scenarios with the real OpenCode",
         description="Run scenarios with the real OpenCode. Starts a server unless --server names one that runs.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_scenarios(command)
     _add_server(command)
     which = command.add_argument_group("which scenarios")
     which.add_argument("--tag", action="append", default=[], metavar="TAG", help="only those with this tag; may repeat")
@@ -227,28 +238,28 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.set_defaults(command=_run)
 
 
-def _add_new(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_new(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "new",
         help="write a scenario to start from",
         description="Write a scenario that passes as it is, to be edited; a file that is there is never replaced.",
         epilog="example:\n  opencode-harness new scenarios/read/my_file.yaml",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("path", type=Path, metavar="FILE", help="the file to write")
     command.set_defaults(command=_new)
 
 
-def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_record(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "record",
         help="record what a server says, to be replayed without one",
         description="Run scenarios without turns once and keep what the server said as a cassette beside each file. "
         "A trial that does not pass leaves none; a cassette that is there is never replaced: delete it first.",
         epilog="example:\n  opencode-harness record scenarios/live/hello.yaml --server http://127.0.0.1:8080",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
+    _add_scenarios(command)
     _add_server(command)
     command.add_argument("--opencode", metavar="PATH", help="OpenCode executable (node_modules, then PATH)")
     command.add_argument(
@@ -257,27 +268,27 @@ def _add_record(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.set_defaults(command=_record)
 
 
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_show(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "show",
         help="show what trials did",
         description="Show each trial of a run: outcome, requests with their tokens, moments of the recording, last "
         "screen.",
         epilog="example:\n  opencode-harness show /tmp/opencode-harness-1000/20261201-130158-kw3pvdom",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of one trial")
     command.set_defaults(command=_show)
 
 
-def _add_play(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser(
+def _add_play(commands: _Commands) -> None:
+    command = _command(
+        commands,
         "play",
         help="play a trial's recording in this terminal",
         description="Play a trial's recording (asciicast v2) in this terminal, which should be as large as the "
         "recorded one. Ctrl-C ends it.",
         epilog="example:\n  opencode-harness play RUN/trials/read_file0 --speed 4 --longest-pause 1",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("recording", type=Path, metavar="PATH", help="a screen.cast, or the folder of one trial")
     command.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="times as fast (1)")
@@ -293,6 +304,10 @@ def _positive(text: str) -> float:
     if not 0 < number < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return number
+
+
+def _add_scenarios(command: argparse.ArgumentParser) -> None:
+    command.add_argument("scenarios", nargs="+", type=Path, metavar="PATH", help="scenario files or folders")
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -385,15 +400,14 @@ def _recheck(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    paths = select(scenario_paths(options.scenarios), options.tag, options.skip_tag)
-    if not paths:
+    scenarios = select(scenario_paths(options.scenarios), options.tag, options.skip_tag)
+    if not scenarios:
         raise UsageError("no scenario carries these tags", hint="opencode-harness list PATH shows all tags")
     server = _server_choice(options)
     opencode = find_opencode(options.opencode)
-    run_dir = _run_folder(options.run_dir)
     session = SessionSpec(
-        paths,
-        run_dir,
+        scenarios,
+        _run_folder(options.run_dir),
         opencode,
         jobs=options.jobs,
         repeat=options.repeat,
@@ -403,7 +417,7 @@ def _run(options: argparse.Namespace) -> int:
         live=options.live,
         more=options.pytest_arguments,
     )
-    return run_suite(SuiteSpec(server, session, run_dir), _say)
+    return run_suite(SuiteSpec(server, session), _say)
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -424,9 +438,7 @@ def _record(options: argparse.Namespace) -> int:
         url, key_file = choice.url, choice.api_key_file
         if url is None:
             server = stack.enter_context(the_server(choice, choice.profiles[0], run_dir, _say, kv_mode="shared"))
-            url, argv, key_file = server.url, server.argv, None
-            if server.profile.api_key_file:
-                key_file = Path(server.profile.api_key_file)
+            url, argv, key_file = server.url, server.argv, key_file_of(server)
         key = read_api_keys(key_file)[0] if key_file else None
         outcomes = record_scenarios(RecordingSpec(scenarios, url, key, opencode, argv, run_dir), _say)
     _say(f"logs and screens: {run_dir}")

@@ -7,11 +7,14 @@ not reach the agent.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from opencode_harness.workspace import TrialLayout
+from opencode_harness.opencode import opencode_version
+from opencode_harness.workspace import TrialLayout, create_layout
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -22,6 +25,7 @@ __all__ = [
     "limits_within",
     "opencode_config",
     "opencode_environment",
+    "version_in_isolation",
 ]
 
 PROVIDER_ID = "local"
@@ -121,3 +125,9 @@ def opencode_environment(layout: TrialLayout, *, path: str | None = None) -> dic
         "npm_config_registry": _NO_REGISTRY,
         "NO_PROXY": "127.0.0.1,localhost",
     }
+
+
+def version_in_isolation(opencode: Path) -> str | None:
+    """OpenCode's version, asked in folders of its own; None when it tells none."""
+    with tempfile.TemporaryDirectory() as folder:
+        return opencode_version(opencode, opencode_environment(create_layout(Path(folder) / "version")))

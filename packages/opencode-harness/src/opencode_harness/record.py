@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,11 @@ import gguf_info
 from llama_launch import Client, LlamaLaunchError
 
 from opencode_harness.cassette import CassetteError
-from opencode_harness.isolation import DEFAULT_LIMITS, ModelLimits, limits_within, opencode_environment
-from opencode_harness.opencode import opencode_version
+from opencode_harness.isolation import DEFAULT_LIMITS, ModelLimits, limits_within, version_in_isolation
 from opencode_harness.outcomes import Outcome
 from opencode_harness.scenario import Scenario
 from opencode_harness.slots import flush_slots
 from opencode_harness.trial import TrialSpec, run_trial
-from opencode_harness.workspace import create_layout
 
 __all__ = ["RecordingSpec", "check_recordable", "provenance", "record_scenarios"]
 
@@ -77,10 +74,7 @@ def record_scenarios(spec: RecordingSpec, say: Callable[[str], None]) -> list[Ou
     """
     check_recordable(spec.scenarios)
     client = Client(spec.url, spec.api_key)
-    with tempfile.TemporaryDirectory() as folder:
-        environment = opencode_environment(create_layout(Path(folder) / "version"))
-        version = opencode_version(spec.opencode, environment)
-    origin = provenance(client, spec.argv, version)
+    origin = provenance(client, spec.argv, version_in_isolation(spec.opencode))
     limits = _limits(client)
     outcomes = []
     for number, scenario in enumerate(spec.scenarios):

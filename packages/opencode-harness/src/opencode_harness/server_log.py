@@ -10,26 +10,18 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import vram_report
 
-__all__ = ["LogLine", "LogMark", "TaskOnSlot", "lines_since", "log_mark", "task_of", "vram_of"]
+__all__ = ["LogLine", "TaskOnSlot", "lines_since", "log_mark", "task_of", "vram_of"]
 
-# More than a trial's worth; of more, the newest are kept.
+# More than a trial's worth; what comes after it is left out.
 _LARGEST_READ_BYTES = 4 * 1024 * 1024
 _SLOT_RE = re.compile(r"\bid +(?P<slot>\d+) \| task ")
 _TIMING_RE = re.compile(
     r"id +(?P<slot>\d+) \| task (?P<task>\d+) \| prompt eval time = +(?P<ms>[\d.]+) ms / +(?P<tokens>\d+) tokens"
 )
-
-
-@dataclass(frozen=True)
-class LogMark:
-    """A place in a log: bytes and lines before it."""
-
-    offset_bytes: int
-    lines: int
 
 
 @dataclass(frozen=True)
@@ -49,36 +41,42 @@ class TaskOnSlot:
     lines: tuple[LogLine, ...]
 
 
-def log_mark(path: Path | None) -> LogMark | None:
-    """Where the log ends now; None when it cannot be read."""
-    if path is None:
-        return None
+def log_mark(path: Path | None) -> int | None:
+    """How many bytes the log holds now; None when it cannot be read."""
     try:
-        data = path.read_bytes()
+        return None if path is None else path.stat().st_size
     except OSError:
         return None
-    return LogMark(len(data), data.count(b"\n"))
 
 
-def lines_since(path: Path | None, mark: LogMark | None, slots: Collection[int] = ()) -> tuple[LogLine, ...]:
+def lines_since(path: Path | None, mark: int | None, slots: Collection[int] = ()) -> tuple[LogLine, ...]:
     """What was written since; empty when the log cannot be read.
 
     Args:
         path: The log.
-        mark: Where it ended before.
+        mark: How many bytes it held before.
         slots: Lines that name another slot than these are somebody else's; empty for none.
     """
     if path is None or mark is None:
         return ()
     try:
         with path.open("rb") as file:
-            file.seek(mark.offset_bytes)
+            lines_before = _line_ends(file, mark)
             data = file.read(_LARGEST_READ_BYTES)
     except OSError:
         return ()
     texts = data.decode("utf-8", "replace").splitlines()
-    lines = (LogLine(number, text) for number, text in enumerate(texts, start=mark.lines + 1))
+    lines = (LogLine(number, text) for number, text in enumerate(texts, start=lines_before + 1))
     return tuple(line for line in lines if not slots or _slot_of(line.text) in {None, *slots})
+
+
+def _line_ends(file: BinaryIO, n_bytes: int) -> int:
+    """How many lines end in a file's next bytes, which are read past."""
+    count = 0
+    while n_bytes > 0 and (data := file.read(min(n_bytes, _LARGEST_READ_BYTES))):
+        count += data.count(b"\n")
+        n_bytes -= len(data)
+    return count
 
 
 def _slot_of(text: str) -> int | None:

@@ -18,6 +18,7 @@ from opencode_harness.answer_source import Oracle
 from opencode_harness.errors import HarnessError
 from opencode_harness.outcomes import Outcome
 from opencode_harness.run_document import TrialRecord
+from opencode_harness.scenario import Scenario
 from opencode_harness.verdict import KvMode
 
 __all__ = ["SessionSpec", "run_session"]
@@ -28,7 +29,7 @@ class SessionSpec:
     """What to run, with which server.
 
     Attributes:
-        scenarios: Scenario files.
+        scenarios: The scenarios.
         folder: Receives pytest's files, and the trials' folders below `trials/`.
         opencode: The executable.
         server_url: The server's address without `/v1`, or None for none.
@@ -44,7 +45,7 @@ class SessionSpec:
         more: Further arguments for pytest.
     """
 
-    scenarios: Sequence[Path]
+    scenarios: Sequence[Scenario]
     folder: Path
     opencode: Path
     server_url: str | None = None
@@ -112,8 +113,9 @@ def _arguments(spec: SessionSpec, configuration: Path) -> list[str]:
     flags = {"--oc-no-server": spec.server_url is None, "--oc-guided": spec.guided, "--oc-live": spec.live}
     # As many workers as are asked for; each takes one scenario after the other, and none waits for a long one.
     parallel = [] if spec.jobs == 1 else [f"--numprocesses={spec.jobs}", "--dist=worksteal"]
+    paths = [scenario.path for scenario in spec.scenarios]
     return [
-        *(str(path) for path in spec.scenarios),
+        *map(str, paths),
         "--verbose",
         "--no-header",
         # Scenarios print nothing, and their progress is to be seen.
@@ -121,7 +123,7 @@ def _arguments(spec: SessionSpec, configuration: Path) -> list[str]:
         # Scenarios hold no assert statements; without this pytest warns that the harness is imported already.
         "--assert=plain",
         f"--config-file={configuration}",
-        f"--rootdir={_root_of(spec.scenarios)}",
+        f"--rootdir={_root_of(paths)}",
         f"--basetemp={spec.folder / 'trials'}",
         f"--junitxml={spec.folder / 'junit.xml'}",
         "-pno:cacheprovider",

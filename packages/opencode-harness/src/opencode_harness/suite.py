@@ -31,16 +31,14 @@ import vram_report
 from opencode_harness.answer_source import choose_source
 from opencode_harness.errors import HarnessError
 from opencode_harness.html_report import render_html
-from opencode_harness.isolation import opencode_environment
-from opencode_harness.opencode import opencode_version
+from opencode_harness.isolation import version_in_isolation
 from opencode_harness.outcomes import POLICIES, Outcome, exit_code
 from opencode_harness.run_document import TrialRecord, run_document, summary_lines, write_run_document
 from opencode_harness.scenario import Scenario, load_scenario
 from opencode_harness.session import SessionSpec, run_session
 from opencode_harness.slots import WarmCache, check_cold
-from opencode_harness.workspace import create_layout
 
-__all__ = ["ServerChoice", "SuiteSpec", "new_run_folder", "run_suite", "select", "the_server"]
+__all__ = ["ServerChoice", "SuiteSpec", "key_file_of", "new_run_folder", "run_suite", "select", "the_server"]
 
 # Three prompts on two cores.
 _PROBE_TIMEOUT_S = 120.0
@@ -73,23 +71,21 @@ class SuiteSpec:
 
     Attributes:
         server: Which server.
-        session: How scenarios are run; its server and folders are this run's.
-        run_dir: The run's folder, new or empty.
+        session: How scenarios are run; its folder is the run's, new or empty, and its server is this run's to name.
     """
 
     server: ServerChoice
     session: SessionSpec
-    run_dir: Path
 
 
-def select(paths: Sequence[Path], tags: Sequence[str], skipped_tags: Sequence[str]) -> list[Path]:
-    """The scenario files that carry one of the tags, and none of those to skip; without tags all of them."""
-    chosen = []
-    for path in paths:
-        own = set(load_scenario(path).tags)
-        if (not tags or own & set(tags)) and not own & set(skipped_tags):
-            chosen.append(path)
-    return chosen
+def select(paths: Sequence[Path], tags: Sequence[str], skipped_tags: Sequence[str]) -> list[Scenario]:
+    """The scenarios that carry one of the tags, and none of those to skip; without tags all of them."""
+    scenarios = [load_scenario(path) for path in paths]
+    return [
+        scenario
+        for scenario in scenarios
+        if (not tags or set(tags) & set(scenario.tags)) and not set(skipped_tags) & set(scenario.tags)
+    ]
 
 
 def new_run_folder() -> Path:
@@ -123,10 +119,10 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
     started, zero_s = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
     trials: list[TrialRecord] = []
     servers: list[dict[str, Any]] = []
-    version = _version(spec.session.opencode)
+    version = version_in_isolation(spec.session.opencode)
     try:
         for session, server in _sessions(spec, say):
-            trials += [_below(spec.run_dir, session, trial) for trial in run_session(session)]
+            trials += [_below(spec.session.folder, session, trial) for trial in run_session(session)]
             if server is not None:
                 _report(server, say)
             servers.append(_about(session, server))
@@ -138,12 +134,12 @@ def run_suite(spec: SuiteSpec, say: Callable[[str], None]) -> int:
             "kv_mode": spec.session.kv_mode,
             "servers": servers,
         }
-        unwritten = _write_reports(spec.run_dir, trials, about)
+        unwritten = _write_reports(spec.session.folder, trials, about)
         say("")
         for line in summary_lines(trials):
             say(line)
-        say(unwritten or f"report: {spec.run_dir / 'report.html'}")
-        say(f"logs and screens: {spec.run_dir}")
+        say(unwritten or f"report: {spec.session.folder / 'report.html'}")
+        say(f"logs and screens: {spec.session.folder}")
     if unwritten:
         raise HarnessError(unwritten, hint="free some space there, or name another run folder")
     last = [trial for trial in trials if trial.is_last]
@@ -171,19 +167,13 @@ def _nothing_done(trials: Sequence[TrialRecord], say: Callable[[str], None]) -> 
     return 1 if any(trial.outcome is Outcome.PASS for trial in trials) else exit_code(unclear)
 
 
-def _version(opencode: Path) -> str | None:
-    with tempfile.TemporaryDirectory() as folder:
-        return opencode_version(opencode, opencode_environment(create_layout(Path(folder) / "version")))
-
-
 def _sessions(
     spec: SuiteSpec, say: Callable[[str], None]
 ) -> Iterator[tuple[SessionSpec, llama_launch.RunningServer | None]]:
     """The sessions of a run, each while its server is running."""
-    scenarios = [load_scenario(path) for path in spec.session.scenarios]
-    asking = [scenario.path for scenario in scenarios if _asks_server(spec.session, scenario)]
+    asking = [scenario for scenario in spec.session.scenarios if _asks_server(spec.session, scenario)]
     if not spec.server.is_wanted or (spec.server.url is None and not asking):
-        yield replace(spec.session, folder=spec.run_dir, server_url=None), None
+        yield spec.session, None
         return
     if spec.server.url is not None:
         _look_at(spec, say, is_asked=bool(asking))
@@ -191,7 +181,6 @@ def _sessions(
         yield (
             replace(
                 spec.session,
-                folder=spec.run_dir,
                 server_url=choice.url,
                 server_log=choice.log,
                 api_key_file=choice.api_key_file,
@@ -201,7 +190,7 @@ def _sessions(
         return
     is_matrix = len(spec.server.profiles) > 1
     for number, name in enumerate(spec.server.profiles):
-        folder = spec.run_dir / re.sub(r"[^\w.-]", "_", Path(name).stem) if is_matrix else spec.run_dir
+        folder = spec.session.folder / re.sub(r"[^\w.-]", "_", Path(name).stem) if is_matrix else spec.session.folder
         folder.mkdir(exist_ok=True)
         with the_server(spec.server, name, folder, say, kv_mode=spec.session.kv_mode) as server:
             session = replace(
@@ -211,7 +200,7 @@ def _sessions(
                 folder=folder,
                 server_url=server.url,
                 server_log=server.log_path,
-                api_key_file=_key_file(server),
+                api_key_file=key_file_of(server),
                 profile=Path(name).stem,
             )
             yield session, server
@@ -226,7 +215,7 @@ def _asks_server(session: SessionSpec, scenario: Scenario) -> bool:
         guided=session.guided,
         live=session.live,
     )
-    return source.kind in ("server", "guided")
+    return source.asks_server
 
 
 def _below(run_dir: Path, session: SessionSpec, trial: TrialRecord) -> TrialRecord:
@@ -285,7 +274,8 @@ def _look_at(spec: SuiteSpec, say: Callable[[str], None], *, is_asked: bool) -> 
             say(f"warning: cannot tell whether the server's KV cache can be emptied: {error}")
 
 
-def _key_file(server: llama_launch.RunningServer) -> Path | None:
+def key_file_of(server: llama_launch.RunningServer) -> Path | None:
+    """The file with the keys that a started server asks for, if it asks for one."""
     return Path(server.profile.api_key_file) if server.profile.api_key_file else None
 
 

@@ -144,7 +144,7 @@ class TrialResult:
 
 def asks_server(spec: TrialSpec) -> bool:
     """Whether the trial's answers come from the server."""
-    return _source(spec).kind in ("server", "guided")
+    return _source(spec).asks_server
 
 
 def _source(spec: TrialSpec) -> AnswerSource:
@@ -183,7 +183,7 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     before = snapshot_files(layout.workspace)
     log = OpenCodeLog(layout.opencode_log)
     recorder = Recorder(layout.root) if spec.record is not None else None
-    log_path = spec.server_log if source.kind in ("server", "guided") else None
+    log_path = spec.server_log if source.asks_server else None
     mark = log_mark(log_path)
     with _proxy(spec, layout, source, recorder) as proxy:
         terminal_started_s = proxy.now_s
@@ -199,7 +199,7 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
         problems = problems or _problems(spec, run, proxy, source, is_waiting_for_model=is_waiting_for_model)
     log.refresh()
     evidence = _evidence(spec, layout, before, run, log, proxy)
-    if spec.upstream is not None and source.kind in ("server", "guided"):
+    if spec.upstream is not None and source.asks_server:
         evidence = dataclasses.replace(evidence, slot_tokens=slot_tokens(Client(spec.upstream, spec.api_key)))
     write_evidence(layout.artefacts / "evidence.json", evidence)
     failures = () if problems else evaluate(spec.scenario.expectations, evidence)
@@ -215,15 +215,17 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
         source.kind,
         spec.scenario.place,
         spec.scenario.path,
-        diagnose(
+        None
+        if outcome is Outcome.PASS
+        else diagnose(
             Facts(
                 outcome,
                 proxy.exchanges,
                 lines_since(log_path, mark, spec.slots),
                 run.open_dialog,
                 spec.limits.context_tokens,
-                spec.n_ctx_slot if source.kind in ("server", "guided") else None,
-                {} if outcome is Outcome.PASS else vram_of(log_path),
+                spec.n_ctx_slot if source.asks_server else None,
+                vram_of(log_path),
                 terminal_started_s,
             )
         ),
@@ -242,7 +244,7 @@ def _unmet(spec: TrialSpec, layout: TrialLayout, source: AnswerSource) -> str:
     if missing:
         return f"it requires {missing[0]}, which is not on PATH"
     context = spec.limits.context_tokens
-    if needed.context_tokens is not None and source.kind in ("server", "guided") and context < needed.context_tokens:
+    if needed.context_tokens is not None and source.asks_server and context < needed.context_tokens:
         return f"it requires a slot of {needed.context_tokens} tokens; the server's holds {context}"
     if needed.opencode:
         return _unmet_version(needed.opencode, opencode_version(spec.opencode, opencode_environment(layout)))
@@ -278,11 +280,10 @@ def _lay_out(layout: TrialLayout, spec: TrialSpec) -> Path:
 
 
 def _proxy(spec: TrialSpec, layout: TrialLayout, source: AnswerSource, recorder: Recorder | None) -> Proxy:
-    asks_server = source.kind in ("server", "guided")
     tape = Tape(spec.scenario.cassette, layout.root, speed=spec.speed) if source.kind == "cassette" else None
     return Proxy(
         # A trial that needs no server gets no address of one: nothing can leak to it.
-        upstream=spec.upstream if asks_server else None,
+        upstream=spec.upstream if source.asks_server else None,
         turns=substitute(source.turns, _places(spec.scenario, layout)),
         guided=source.kind == "guided",
         tape=tape,
@@ -291,7 +292,7 @@ def _proxy(spec: TrialSpec, layout: TrialLayout, source: AnswerSource, recorder:
         limits=spec.scenario.limits,
         slots=spec.slots,
         journal=layout.artefacts / "requests.jsonl",
-        upstream_api_key=spec.api_key if asks_server else None,
+        upstream_api_key=spec.api_key if source.asks_server else None,
     )
 
 
