@@ -88,7 +88,7 @@ def tests(session: nox.Session) -> None:
     if missing:
         session.log(f"not on this machine, so not tested: Python {', '.join(missing)}")
     install(session, *group("test"), *editable())
-    arguments = session.posargs or ["--numprocesses=auto", "-m", "not system"]
+    arguments = session.posargs or ["--numprocesses=auto", "-m", "not system and not browser"]
     session.run("pytest", *arguments)
 
 
@@ -123,6 +123,15 @@ def real_server(session: nox.Session) -> None:
         server = str(session.run("python", "-c", code, silent=True)).strip().splitlines()[-1]
     env = {"LLAMA_SERVER": server}
     session.run("pytest", "-v", "tests/system/test_launch_real.py", *session.posargs, env=env)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The run's report.html in the machine's own Chromium."""
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.skip("there is no Chromium on PATH; on Debian: apt-get install chromium")
+    install(session, *group("test"), *group("browser"), *editable())
+    session.run("pytest", "-v", "-m", "browser", *session.posargs)
 
 
 @nox.session

@@ -88,7 +88,9 @@
       return step();
     });
     slider.addEventListener("input", () => { stop(); seek(Number(slider.value)); });
-    seek(trial.frames.length - 1);
+    // What was on the screen when the last thing happened: the very end is OpenCode's farewell.
+    const last = trial.events[trial.events.length - 1];
+    seek(last ? frameAt(last.at_s) : trial.frames.length - 1);
   };
 
   document.getElementById("about").textContent = run.about;
