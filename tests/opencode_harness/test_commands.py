@@ -78,6 +78,22 @@ def test_a_new_scenario_passes_as_it_is(project: Path, capsys: pytest.CaptureFix
     assert main(["run", "scenarios/fruit.yaml", "--no-server", "--opencode", "./opencode", "--run-dir", "run"]) == 0
 
 
+@pytest.mark.parametrize("is_chosen", [True, False])
+@pytest.mark.parametrize("command", ["run", "record"])
+def test_a_run_folder_that_opencode_would_not_be_alone_in_is_refused_before_anything_starts(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, is_chosen: bool
+) -> None:
+    (project / "hi.yaml").write_text(ASKING)
+    (project / ".opencode").mkdir()
+    (project / "deep").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(project / "deep"))
+    chosen = ["--run-dir", "deep/run"] if is_chosen else []
+    # A server that is not there: it must not even be asked.
+    assert main([command, "hi.yaml", "--server", "http://127.0.0.1:9", "--opencode", "./opencode", *chosen]) == 3
+    assert f"{project / '.opencode'}, which OpenCode would read" in capsys.readouterr().err
+    assert list((project / "deep").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "told"), [("there.yaml", "is there already"), ("odd.txt", "ends in .yaml"), ("there.yaml/x.yaml", "there")]
 )

@@ -60,6 +60,30 @@ def test_a_folder_inside_a_git_repository_is_refused_with_a_remedy(tmp_path: Pat
     assert "--run-dir" in caught.value.hint
 
 
+# OpenCode 1.18.33 looks for them in every folder above one that is in no repository: rules, settings, plugins, skills.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AGENTS.md",
+        "CLAUDE.md",
+        "opencode.json",
+        "opencode.jsonc",
+        ".opencode/plugin/x.js",
+        ".claude/skills/x/SKILL.md",
+        ".agents/skills/x/SKILL.md",
+    ],
+)
+def test_a_folder_below_opencodes_own_files_is_refused_with_the_one_in_the_way(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(WorkspaceError, match=r"below .* which OpenCode would read") as caught:
+        create_layout(tmp_path / "link" / "deep" / "trial")
+    assert str(tmp_path / Path(name).parts[0]) in str(caught.value)
+    assert not (tmp_path / "deep").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkspaceError, match=r"cannot make .*trial"):

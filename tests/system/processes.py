@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,3 +64,39 @@ class HarnessRun:
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 found.append(" ".join(process.cmdline())[:200])
         return found
+
+
+@contextlib.contextmanager
+def harness_runs(folder: Path) -> Iterator[Callable[..., HarnessRun]]:
+    """Gives what starts `opencode-harness run ARGUMENTS` in `folder`; whatever is left is killed at the end.
+
+    The keyword `env` adds to the environment.
+    """
+    runs: list[HarnessRun] = []
+
+    def start(*arguments: str | Path, env: Mapping[str, str] | None = None) -> HarnessRun:
+        run_dir = folder / f"run-{len(runs)}"
+        output_path = folder / f"output-{len(runs)}.txt"
+        command = [sys.executable, "-m", "opencode_harness", "run", *arguments]
+        command += ["--run-dir", run_dir, "--opencode", OPENCODE]
+        with output_path.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        runs.append(HarnessRun(process, run_dir, output_path))
+        return runs[-1]
+
+    try:
+        yield start
+    finally:
+        for run in runs:
+            run.process.kill()
+            run.process.wait()
+            for process in processes_of(str(run.run_dir)):
+                process.kill()

@@ -30,6 +30,7 @@ from opencode_harness.scenario_template import write_new_scenario
 from opencode_harness.session import SessionSpec
 from opencode_harness.suite import ServerChoice, SuiteSpec, key_file_of, new_run_folder, run_suite, select, the_server
 from opencode_harness.trial_view import trial_lines
+from opencode_harness.workspace import check_place
 
 __all__ = ["main"]
 
@@ -477,6 +478,7 @@ def _run_folder(chosen: Path | None) -> Path:
     if chosen is None:
         return new_run_folder()
     folder = chosen.absolute()
+    check_place(folder)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise HarnessError(f"{folder} is not empty", hint="name a new folder: every run keeps its own logs")

@@ -37,6 +37,7 @@ from opencode_harness.run_document import TrialRecord, run_document, summary_lin
 from opencode_harness.scenario import Scenario, load_scenario
 from opencode_harness.session import SessionSpec, run_session
 from opencode_harness.slots import WarmCache, check_cold
+from opencode_harness.workspace import check_place
 
 __all__ = ["ServerChoice", "SuiteSpec", "key_file_of", "new_run_folder", "run_suite", "select", "the_server"]
 
@@ -92,9 +93,11 @@ def new_run_folder() -> Path:
     """A fresh run folder below the system's temporary folder, readable by its owner alone.
 
     Raises:
-        HarnessError: The folder of all runs belongs to somebody else, or cannot be made.
+        HarnessError: The folder of all runs belongs to somebody else, cannot be made, or lies where OpenCode would
+            read what is no trial's.
     """
     home = Path(tempfile.gettempdir()) / f"opencode-harness-{os.getuid()}"
+    check_place(home)
     try:
         home.mkdir(mode=0o700, exist_ok=True)
         if home.is_symlink() or home.stat().st_uid != os.getuid():

@@ -37,6 +37,7 @@ __all__ = [
     "FileState",
     "TrialLayout",
     "changed_files",
+    "check_place",
     "commit_all",
     "create_layout",
     "lay_files",
@@ -46,6 +47,21 @@ __all__ = [
 
 _LARGEST_TEXT_BYTES = 4 * 1024 * 1024
 _GIT_TIMEOUT_S = 60.0
+# What OpenCode 1.18.33 looks for in every folder above one that is in no repository (its Instruction, Config,
+# ConfigPaths and Skill services).
+_READ_FROM_ABOVE = (
+    ".git",
+    "AGENTS.md",
+    "CLAUDE.md",
+    "CONTEXT.md",
+    "opencode.json",
+    "opencode.jsonc",
+    "tui.json",
+    "tui.jsonc",
+    ".opencode",
+    ".claude/skills",
+    ".agents/skills",
+)
 
 
 @dataclass(frozen=True)
@@ -104,16 +120,11 @@ def create_layout(root: Path) -> TrialLayout:
     """Make the folders of a trial below `root`, which must be new or empty.
 
     Raises:
-        WorkspaceError: `root` holds something already, cannot be written, or lies inside a git repository (OpenCode
-            would take that repository for the project, and its rules and history for the trial's).
+        WorkspaceError: `root` holds something already, cannot be written, or lies below a git repository or
+            OpenCode's own files (OpenCode would take their rules, plugins and history for the trial's).
     """
     layout = TrialLayout(root.resolve())
-    repository = _enclosing_repository(layout.root)
-    if repository is not None:
-        raise WorkspaceError(
-            f"{layout.root} lies inside the git repository {repository}",
-            hint="choose a run folder outside of any repository: --run-dir (or pytest's --basetemp)",
-        )
+    check_place(layout.root)
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         if any(layout.root.iterdir()):
@@ -125,8 +136,19 @@ def create_layout(root: Path) -> TrialLayout:
     return layout
 
 
-def _enclosing_repository(folder: Path) -> Path | None:
-    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+def check_place(root: Path) -> None:
+    """Make sure that OpenCode finds nothing above a folder that is no trial's.
+
+    Raises:
+        WorkspaceError: The folder lies below a git repository or OpenCode's own files.
+    """
+    root = root.resolve()
+    for folder in (root, *root.parents):
+        found = next((name for name in _READ_FROM_ABOVE if (folder / name).exists()), None)
+        if found is not None:
+            where = f"inside the git repository {folder}" if found == ".git" else f"below {folder / found}"
+            hint = "choose a run folder elsewhere: --run-dir (or pytest's --basetemp)"
+            raise WorkspaceError(f"{root} lies {where}, which OpenCode would read", hint=hint)
 
 
 @dataclass(frozen=True)
