@@ -2,7 +2,8 @@
 
 It reads the configuration that OPENCODE_CONFIG names, shows the prompt box, sends one title and then main requests to
 the provider, runs the read and write tools for real, and writes OpenCode's log lines. FAKE_OPENCODE (set in the
-script that a test makes) says how to misbehave: `rude` writes an unrequested file, `silent` never leaves its loop.
+script that a test makes) says how to misbehave: `rude` writes an unrequested file, `silent` never leaves its loop,
+`unlogged` leaves it and never logs that.
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def main() -> None:
         text = converse(provider["options"]["baseURL"], prompt)
     except OSError as error:
         text = f"request failed: {error}"
-    if MISBEHAVIOUR != "silent":
+    if MISBEHAVIOUR not in ("silent", "unlogged"):
         log('message="exiting loop" session.id=ses_main')
-    draw(f"  ┃  {prompt[:60]}", "", f"     {text}", "", "  ▣  Build · model · 0.1s", "  ┃", "  110 (0%)")
+    turn = "  ▣  Build · model" if MISBEHAVIOUR == "silent" else "  ▣  Build · model · 0.1s"
+    draw(f"  ┃  {prompt[:60]}", "", f"     {text}", "", turn, "  ┃", "  110 (0%)")
     while os.read(0, 1) not in (b"\x03", b""):
         time.sleep(0)
     raise SystemExit(0)

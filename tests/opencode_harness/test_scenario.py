@@ -92,6 +92,12 @@ FAULTS = [
     ("prompt: hi\ntimeouts: {turn: 0}\nstdout_contains: x\n", "2:12", "timeouts.turn", ""),
     ("prompt: hi\nexpected_files: {a: {absent: false}}\n", "2:22", "expected_files.a", ""),
     ("prompt: 2024-01-01\nstdout_contains: x\n", "1:9", "unsupported value", "quote"),
+    ("prompt: !!int abc\nstdout_contains: x\n", "1:9", "this is no int", "quote"),
+    ("prompt: !!bool maybe\nstdout_contains: x\n", "1:9", "this is no bool", "quote"),
+    (f"prompt: hi\ntimeouts: {{turn: {'9' * 5000}}}\nstdout_contains: x\n", "2:18", "this is no int", "quote"),
+    (f"prompt: hi\ntimeouts: {{turn: 0x{'f' * 5000}}}\nstdout_contains: x\n", "2:18", "too large", ""),
+    ("prompt: hi\ntimeouts: {turn: .nan}\nstdout_contains: x\n", "2:18", "too large", ""),
+    ('prompt: "\\ud800"\nstdout_contains: x\n', "1:9", "half a surrogate pair", "one character"),
     ("- prompt\n", "1:1", "not of type 'object'", ""),
     ("", "1:1", "the file is empty", "prompt"),
 ]

@@ -85,6 +85,12 @@ def test_an_agent_that_is_never_done_ends_with_the_turns_own_timeout(tmp_path: P
     assert "timeout 'turn' is 2 s" in explanation
 
 
+def test_the_last_scripted_answer_and_the_screen_end_a_turn_before_the_log_does(tmp_path: Path) -> None:
+    result, _ = trial(tmp_path, READ_KIWI + "timeouts: {turn: 30}\nscreen_contains: The file says kiwi.\n", "unlogged")
+    assert result.outcome is Outcome.PASS
+    assert result.duration_s < 30
+
+
 def test_turns_that_were_never_asked_for_fail_the_trial(tmp_path: Path) -> None:
     text = "prompt: Hi\nturns:\n  - text: one\n  - text: two\nscreen_contains: one\n"
     result, explanation = trial(tmp_path, text)

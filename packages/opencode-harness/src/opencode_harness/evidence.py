@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from opencode_harness.errors import HarnessError
 from opencode_harness.opencode_log import PermissionAsked
+from opencode_harness.whole_file import write_whole
 from opencode_harness.workspace import FileState
 
 __all__ = ["AnswerFigures", "CalledTool", "Evidence", "ToolOutcome", "read_evidence", "write_evidence"]
@@ -122,7 +123,7 @@ def write_evidence(path: Path, evidence: Evidence) -> None:
     """
     document = {"schema_version": _VERSION, **dataclasses.asdict(evidence)}
     document["paths_after"] = sorted(evidence.paths_after)
-    path.write_text(json.dumps(document, ensure_ascii=True), encoding="ascii")
+    write_whole(path, json.dumps(document, ensure_ascii=True))
 
 
 def read_evidence(path: Path) -> Evidence:

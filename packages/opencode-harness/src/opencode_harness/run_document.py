@@ -13,6 +13,7 @@ from typing import Any
 from llama_launch import wilson_interval
 
 from opencode_harness.outcomes import POLICIES, Outcome
+from opencode_harness.whole_file import write_whole
 
 __all__ = ["ScenarioRate", "TrialRecord", "run_document", "scenario_rates", "summary_lines", "write_run_document"]
 
@@ -156,4 +157,4 @@ def write_run_document(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    path.write_text(json.dumps(document, indent=2), encoding="ascii")
+    write_whole(path, json.dumps(document, indent=2))

@@ -37,6 +37,7 @@ from opencode_harness.run_document import TrialRecord, run_document, summary_lin
 from opencode_harness.scenario import Scenario, load_scenario
 from opencode_harness.session import SessionSpec, run_session
 from opencode_harness.slots import WarmCache, check_cold
+from opencode_harness.whole_file import write_whole
 from opencode_harness.workspace import check_place
 
 __all__ = ["ServerChoice", "SuiteSpec", "key_file_of", "new_run_folder", "run_suite", "select", "the_server"]
@@ -155,7 +156,7 @@ def _write_reports(run_dir: Path, trials: Sequence[TrialRecord], about: dict[str
     """Write run.json and report.html; says why that could not be done, and hides no other error by its own."""
     try:
         write_run_document(run_dir / "run.json", run_document(trials, about))
-        (run_dir / "report.html").write_text(render_html(trials, about, run_dir), encoding="utf-8")
+        write_whole(run_dir / "report.html", render_html(trials, about, run_dir))
     except OSError as error:
         return f"the reports could not be written in {run_dir}: {error.strerror or error}"
     return ""

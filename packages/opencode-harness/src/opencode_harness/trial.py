@@ -38,6 +38,7 @@ from opencode_harness.slots import slot_tokens
 from opencode_harness.tui import Start, Timeouts, TuiRun, run_opencode_tui
 from opencode_harness.turns import substitute
 from opencode_harness.verdict import KvMode, Problem, contamination, outcome_of, terminal_problem
+from opencode_harness.whole_file import write_whole
 from opencode_harness.workspace import (
     FileState,
     TrialLayout,
@@ -188,7 +189,7 @@ def _run_trial(spec: TrialSpec) -> TrialResult:
     with _proxy(spec, layout, source, recorder) as proxy:
         terminal_started_s = proxy.now_s
         try:
-            run = _drive(spec, layout, project, proxy, log)
+            run = _drive(spec, layout, project, proxy, log, has_last_answer=source.kind != "server")
             is_waiting_for_model = proxy.open_requests > 0
         finally:
             _keep_opencode_log(layout)
@@ -317,7 +318,9 @@ def _places(scenario: Scenario, layout: TrialLayout) -> dict[str, str]:
     return {"workspace": str(layout.workspace / scenario.project_dir), "outside": str(layout.outside)}
 
 
-def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, log: OpenCodeLog) -> TuiRun:
+def _drive(
+    spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, log: OpenCodeLog, *, has_last_answer: bool
+) -> TuiRun:
     scenario = spec.scenario
     limits = spec.limits
     if scenario.max_output_tokens is not None:
@@ -334,6 +337,9 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
     def heard_of(permissions: int) -> bool:
         log.refresh()
         return len(log.asked) >= permissions
+
+    def all_said() -> bool:
+        return has_last_answer and proxy.turns_left == 0 and proxy.open_requests == 0
 
     def shown(prompt: str) -> str:
         for name, place in _places(scenario, layout).items():
@@ -354,6 +360,7 @@ def _drive(spec: TrialSpec, layout: TrialLayout, project: Path, proxy: Proxy, lo
         timeouts=Timeouts(**timeouts),
         answer=scenario.permission_answer,
         heard_of=heard_of,
+        all_said=all_said,
     )
 
 
@@ -433,4 +440,4 @@ def _write_result(
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2), encoding="ascii")
+    write_whole(path, json.dumps(document, indent=2))

@@ -4,8 +4,9 @@ Every wait ends on something seen, and every timeout has a name of its own and r
 
     ready   the prompt box is on the screen
     input   the prompt was taken: the box's example is gone
-    turn    the caller's signal says that the agent is done (OpenCode's log, and no open request); without the
-            signal nothing but this timeout, OpenCode's end or a rejected permission ends the wait
+    turn    the caller's signal says that the agent is done (OpenCode's log, and no open request), or the caller has
+            given its last answer and the screen shows the turn as done; without either nothing but this timeout,
+            OpenCode's end or a rejected permission ends the wait
     quiet   after the signal: the screen shows the turn as done and stays as it is, and the caller has heard of every
             permission that was asked for (OpenCode's log comes in batches, one a second, the last of them never)
     exit    OpenCode left after Ctrl-C; then SIGTERM, then SIGKILL
@@ -40,6 +41,7 @@ import psutil
 from opencode_harness.dialogs import ENTER, Answer, Dialog, DialogAnswerer, find_dialog
 from opencode_harness.errors import HarnessError
 from opencode_harness.screen import PlainText, TerminalScreen
+from opencode_harness.whole_file import write_whole
 
 __all__ = [
     "READY_RE",
@@ -220,6 +222,7 @@ def run_opencode_tui(
     timeouts: Timeouts | None = None,
     answer: Answer | None = "always",
     heard_of: Callable[[int], bool] = lambda permissions: True,
+    all_said: Callable[[], bool] = lambda: False,
 ) -> TuiRun:
     """Start OpenCode in a terminal of 120 x 36 cells, give it its prompts, and leave it when the last turn is done.
 
@@ -235,12 +238,14 @@ def run_opencode_tui(
         answer: How dialogs are answered; None leaves them open.
         heard_of: Whether at least so many permissions are known to have been asked for; waited for before OpenCode
             is left, because it may end without having told.
+        all_said: Whether the model's last answer was given and is known to be the last. The screen then tells the end
+            of the turn, up to a second before OpenCode's log does.
 
     Raises:
         TerminalStartError: OpenCode or its folder is not there or cannot be run.
     """
     with contextlib.closing(_Recording(artefacts)) as recording:
-        conversation = _Conversation(recording, timeouts or Timeouts(), answer, turn_ended, heard_of)
+        conversation = _Conversation(recording, timeouts or Timeouts(), answer, turn_ended, heard_of, all_said)
         for number, start in enumerate(starts):
             if number:
                 recording.started_again()
@@ -291,7 +296,7 @@ class _Recording:
         with contextlib.ExitStack() as files:
             self._raw = files.enter_context((folder / "stdout.raw").open("wb", buffering=0))
             self._text = files.enter_context((folder / "stdout.txt").open("w", encoding="utf-8", newline=""))
-            self._cast = files.enter_context((folder / "screen.cast").open("w", encoding="utf-8"))
+            self._cast = files.enter_context((folder / "screen.cast").open("wb", buffering=0))
             self._files = files.pop_all()
         header = {"version": 2, "width": _COLUMNS, "height": _ROWS, "timestamp": int(time.time())}
         self._cast_line({**header, "env": {"TERM": "xterm-256color"}})
@@ -314,7 +319,7 @@ class _Recording:
         self.marker("started again")
 
     def screen(self, moment: str, screen: TerminalScreen) -> tuple[str, ...]:
-        (self.folder / f"screen-{moment}.txt").write_text(screen.text(), encoding="utf-8")
+        write_whole(self.folder / f"screen-{moment}.txt", screen.text())
         return screen.rows()
 
     def stdout_text(self) -> str:
@@ -327,8 +332,8 @@ class _Recording:
         self._files.close()
 
     def _cast_line(self, event: object) -> None:
-        self._cast.write(json.dumps(event, ensure_ascii=False) + "\n")
-        self._cast.flush()
+        # One write, so that a line is whole or not there.
+        self._cast.write((json.dumps(event, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
 class _Terminal:
@@ -475,6 +480,7 @@ class _Conversation:
         answer: Answer | None,
         turn_ended: Callable[[int], bool],
         heard_of: Callable[[int], bool],
+        all_said: Callable[[], bool],
     ) -> None:
         self._recording = recording
         self._timeouts = timeouts
@@ -482,6 +488,7 @@ class _Conversation:
         self._answerer = DialogAnswerer(answer) if answer is not None else None
         self._signal = turn_ended
         self._heard_of = heard_of
+        self._all_said = all_said
         self._dialogs: list[AnsweredDialog] = []
         self._prompts = 0
         self._rejections = 0
@@ -654,7 +661,7 @@ class _Conversation:
         self._answer_dialog()
         if self._rejected and self._dialog() is None and self._saw_post_submit_output:
             return not _BUSY_RE.search(self._screen_text())
-        return self._turn_ended()
+        return self._turn_ended() or (self._all_said() and self._saw_post_submit_output and self._is_done())
 
     def _answer_dialog(self) -> None:
         """Press the key that brings an open dialog nearer to its answer.

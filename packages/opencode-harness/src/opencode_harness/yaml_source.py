@@ -6,6 +6,7 @@ refused, since each makes a scenario mean something else than it reads.
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ KeyPath = tuple[str | int, ...]
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null")}
 _LARGEST_BYTES = 4 * 1024 * 1024
 _DEEPEST = 40
+_HALF_PAIR_RE = re.compile("[\ud800-\udfff]")
+# No number of a scenario comes near, and longer ones cannot even be printed; a NaN is below nothing.
+_BEYOND_NUMBERS = 2**63
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,25 @@ class _Builder:
             return self._mapping(node, key_path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*key_path, index)) for index, item in enumerate(node.value)]
-        return self._scalars.construct_object(node)
+        return self._scalar(node)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            value = self._scalars.construct_object(node)
+        except (ValueError, KeyError, yaml.constructor.ConstructorError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise self._error(node, f"this is no {kind}", hint="quote the value to make it text") from error
+        if isinstance(value, str) and _HALF_PAIR_RE.search(value):
+            raise self._error(node, "half a surrogate pair is no text", hint='write one character, as in "\\U0001F600"')
+        if isinstance(value, (int, float)) and not abs(value) < _BEYOND_NUMBERS:
+            raise self._error(node, "this number is too large")
+        return value
 
     def _mapping(self, node: yaml.MappingNode, key_path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
-            if not isinstance(key, str):
+            if not isinstance(key, str) or _HALF_PAIR_RE.search(key):
                 raise self._error(key_node, "a key must be plain text")
             if key in result:
                 raise self._error(key_node, f"the key {key!r} is given twice")
