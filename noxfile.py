@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
@@ -143,6 +144,42 @@ def suite(session: nox.Session) -> None:
     arguments = session.posargs or ["scenarios", "--backend", "embedded"]
     # Nox kills after these; the harness needs a moment to end OpenCode, proxy and server.
     session.run("opencode-harness", "run", *arguments, interrupt_timeout=4.0, terminate_timeout=0.5)
+
+
+@nox.session
+def guided(session: nox.Session) -> None:
+    """Every scenario with its turns said by the real server, token by token (slow: every prompt is computed)."""
+    install(session, *editable(embedded=True))
+    ensure_npm(session)
+    session.run("opencode-harness", "install", ".")
+    arguments = session.posargs or ["scenarios", "--backend", "embedded", "--guided"]
+    session.run("opencode-harness", "run", *arguments, interrupt_timeout=4.0, terminate_timeout=0.5)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Every scenario that needs no server with the newest OpenCode in place of the pinned one."""
+    install(session, *editable())
+    ensure_npm(session)
+    version = str(session.run("npm", "view", "opencode-ai", "version", silent=True, external=True)).split()[-1]
+    folder = pathlib.Path(session.create_tmp()) / "newest"
+    folder.mkdir(exist_ok=True)
+    package = json.loads(pathlib.Path("package.json").read_text(encoding="utf-8"))
+    package["dependencies"]["opencode-ai"] = version
+    (folder / "package.json").write_text(json.dumps(package), encoding="utf-8")
+    session.run("opencode-harness", "install", str(folder))
+    opencode = folder / "node_modules" / ".bin" / "opencode"
+    arguments = session.posargs or ["scenarios", "--no-server"]
+    session.run("opencode-harness", "run", "--opencode", str(opencode), *arguments)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """100 replays of the whole suite and 200 kills; goes on where it was stopped. `-- --minutes 60` for a part."""
+    install(session, *group("test"), *editable(embedded=True))
+    ensure_npm(session)
+    session.run("opencode-harness", "install", ".")
+    session.run("python", "tests/soak/soak.py", *session.posargs)
 
 
 # nox runs the sessions in this order; what fails fast comes first.

@@ -224,7 +224,7 @@ PATH="{path}"
 case "$*" in --version) exec "{opencode}" "$@" ;; esac
 "{opencode}" "$@"
 status=$?
-times | tail -n 1 > "{folder}/$$"
+times > "{folder}/$$"
 exit $status
 """
 TIMES_RE = re.compile(r"(\d+)m([\d.]+)s")
@@ -244,7 +244,7 @@ def all_at_once(jobs: str, folder: Path) -> int:
     cost = clock.cost()
     if done.returncode:
         raise SystemExit(f"{done.stdout}{done.stderr}the run ended with status {done.returncode}")
-    texts = [path.read_text(encoding="ascii") for path in counted.iterdir()]
+    texts = [path.read_text(encoding="ascii").splitlines()[-1] for path in counted.iterdir()]
     opencode_s = sum(60 * int(minutes) + float(rest) for text in texts for minutes, rest in TIMES_RE.findall(text))
     cores = len(os.sched_getaffinity(0))
     share = cost.wall_s * cores / opencode_s

@@ -18,6 +18,7 @@ from opencode_harness.run_document import TrialRecord
 HOSTILE = "</script><script>alert(1)</script><!-- <b>bold</b> \u2028 ]]>"
 REQUEST = {"number": 2, "lane": "main", "source": "server", "started_s": 3.5, "ended_s": 4.0, "finish_reason": "stop"}
 DIAGNOSIS = {
+    "cause": "out-of-memory",
     "summary": HOSTILE,
     "request": 2,
     "turn": 1,
@@ -26,6 +27,7 @@ DIAGNOSIS = {
     "slot": 2,
     "vram_mib": {"CUDA0": 22937.4},
     "log_lines": ["7: E out of memory"],
+    "cast_s": 23.4,
 }
 
 
@@ -84,7 +86,7 @@ def test_what_trials_hold_is_data_and_adds_no_element(tmp_path: Path) -> None:
     (trial,) = document["trials"]
     assert (trial["name"], trial["messages"]) == (HOSTILE, [HOSTILE])
     assert trial["diagnosis"][0] == f"likeliest cause: {HOSTILE}"
-    assert "slot 2, task 6" in trial["diagnosis"]
+    assert "turn 1 of the main conversation, request 2, slot 2, task 6, 23.4 s into the recording" in trial["diagnosis"]
     assert "server log, line 7: E out of memory" in trial["diagnosis"]
 
 

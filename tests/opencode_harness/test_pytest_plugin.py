@@ -191,6 +191,22 @@ def test_a_faulty_scenario_is_told_by_line_and_column(tmp_path: Path, server: Fa
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize("option", ["--oc-kv-mode=lukewarm", "--oc-oracle=delphi", "--oc-repeat=often"])
+@pytest.mark.parametrize("is_in_the_ini_file", [True, False])
+def test_a_value_that_means_nothing_is_refused_before_anything_is_run(
+    tmp_path: Path, option: str, is_in_the_ini_file: bool
+) -> None:
+    write(tmp_path, "scenarios/hello.yaml", PASSING)
+    name, _, value = option.partition("=")
+    if is_in_the_ini_file:
+        write(tmp_path, "pytest.ini", f"[pytest]\n{name[2:].replace('-', '_')} = {value}\n")
+    done = run_pytest(tmp_path, "--oc-no-server", *([] if is_in_the_ini_file else [option]))
+    assert done.returncode == 4
+    assert f"{name} '{value}'" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not (tmp_path / "trials").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "collected"),
     [

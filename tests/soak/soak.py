@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ max_output_tokens: 8
 timeouts: {turn: 60}
 tools_called: []
 """
+# Outside of the repository, where no trial may lie.
+FOLDER = Path(tempfile.gettempdir()) / f"opencode-harness-soak-{os.getuid()}"
 # A run takes about so long on two cores; later kills meet one that is over, and count for nothing.
 LATEST_KILL_S = 14.0
 RUN_LIMIT_S = 300.0
@@ -245,7 +248,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--replays", type=int, default=100, help="replays of the whole suite (default 100)")
     parser.add_argument("--kills", type=int, default=200, help="kills (default 200)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many minutes")
-    parser.add_argument("--folder", type=Path, required=True, help="what was done, and the runs that were not right")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        help=f"what was done, and the runs that were not right (default {FOLDER})",
+    )
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     record = options.folder / "soak.jsonl"

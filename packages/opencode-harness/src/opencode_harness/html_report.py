@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from opencode_harness.diagnosis import Diagnosis
 from opencode_harness.errors import HarnessError
 from opencode_harness.recording_player import Recording, read_recording
 from opencode_harness.run_document import TrialRecord, summary_lines
@@ -93,20 +94,10 @@ def _trial(trial: TrialRecord, run_dir: Path) -> dict[str, Any]:
         "duration_s": trial.result.get("duration_s"),
         "requests": len(trial.result.get("requests") or []),
         "messages": list(trial.messages),
-        "diagnosis": None if diagnosis is None else _diagnosis(diagnosis),
+        "diagnosis": None if diagnosis is None else Diagnosis(**diagnosis).lines(),
         "frames": [] if recording is None else list(_frames(recording)),
         "events": _events(trial.result, recording),
     }
-
-
-def _diagnosis(found: Mapping[str, Any]) -> list[str]:
-    told = [f"likeliest cause: {found['summary']}"]
-    if found["request"] is not None:
-        told.append(f"turn {found['turn']} of the {found['lane']} conversation, request {found['request']}")
-    if found["task"] is not None:
-        told.append(f"slot {found['slot']}, task {found['task']}")
-    told += [f"{device}: {mib:.0f} MiB held" for device, mib in found["vram_mib"].items()]
-    return told + [f"server log, line {line}" for line in found["log_lines"]]
 
 
 def _recording(trial: TrialRecord, run_dir: Path) -> Recording | None:

@@ -36,6 +36,7 @@ __all__ = ["ScenarioFile", "ScenarioItem", "ServerUnderTest", "TrialFailed"]
 _PROGRESS_EVERY_S = 5
 # What the environment broke is tried once more.
 _ATTEMPTS = 2
+_ALLOWED_VALUES = {"oc_kv_mode": ("cold", "warm", "shared"), "oc_oracle": ("solution", "nothing")}
 _RESULTS = pytest.StashKey[Any]()
 _PASSED_OVER = pytest.StashKey[bool]()
 
@@ -92,6 +93,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(name, text, default="")
     for name, text in flags.items():
         group.addoption(f"--{name.replace('_', '-')}", dest=name, action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a value that means nothing, before anything is collected."""
+    for name, allowed in _ALLOWED_VALUES.items():
+        value = _option(config, name)
+        if value and value not in allowed:
+            option = f"--{name.replace('_', '-')}"
+            raise pytest.UsageError(f"{option} {value!r}: write one of {', '.join(allowed)}")
+    _repeats(config)
 
 
 def _option(config: pytest.Config, name: str) -> str:

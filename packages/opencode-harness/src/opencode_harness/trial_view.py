@@ -9,6 +9,7 @@ from typing import Any
 
 from vram_report import visible
 
+from opencode_harness.diagnosis import Diagnosis
 from opencode_harness.errors import HarnessError
 from opencode_harness.recording_player import read_recording
 
@@ -38,9 +39,10 @@ def trial_lines(artefacts: Path) -> Iterator[str]:
         for marker in read_recording(cast).markers:
             yield visible(f"  {marker.at_s:7.1f} s  {marker.text}")
         yield f"  recording: opencode-harness play {artefacts}"
-    screen = artefacts / "screen-final.txt"
+    # OpenCode clears the screen when it leaves, so the last one of all shows nothing of the turn.
+    screen = artefacts / "screen-done.txt"
     if screen.is_file():
-        yield "last screen:"
+        yield "screen at the end of the turn:"
         for row in screen.read_text(encoding="utf-8", errors="replace").rstrip().splitlines():
             yield visible(f"  {row}".rstrip())
 
@@ -50,7 +52,7 @@ def _head(result: Mapping[str, Any]) -> Iterator[str]:
     for message in result["messages"]:
         yield from (f"  {line}" for line in message.splitlines())
     if result.get("diagnosis") is not None:
-        yield f"  likeliest cause: {result['diagnosis']['summary']}"
+        yield from (f"  {line}" for line in Diagnosis(**result["diagnosis"]).lines())
 
 
 def _requests(requests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
